@@ -1,0 +1,60 @@
+package events
+
+import (
+	"crypto/sha256"
+	"encoding/base32"
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// FleetTenant is the tenant of the fleet itself; only operators may speak for it.
+const FleetTenant = "_"
+
+var (
+	idPattern     = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+	serverPattern = regexp.MustCompile(`^[a-z][a-z0-9]*(-[a-z0-9]+)*-[0-9]{2,}$`)
+	lowerBase32   = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
+)
+
+// CheckID returns an error unless s is a valid vm id, tenant, role or loop id.
+// what names the field for the message.
+func CheckID(what, s string) error {
+	if !idPattern.MatchString(s) {
+		return fmt.Errorf("%s %q: want 1 to 64 of A-Z a-z 0-9 _ -", what, clip(s))
+	}
+	return nil
+}
+
+// CheckServerID returns an error unless s has the form
+// {hardware-class}-{sequence}, for example ax102-01.
+func CheckServerID(s string) error {
+	if len(s) > 64 || !serverPattern.MatchString(s) {
+		return fmt.Errorf("server id %q: want {hardware-class}-{sequence} such as ax102-01, lower case, at most 64", clip(s))
+	}
+	return nil
+}
+
+// hash26 is the first 26 characters of the lower-case base32 (RFC 4648, no
+// padding) of the SHA-256 of the parts joined by NUL, which no CloudEvents
+// attribute can contain, so that different parts never join to one string.
+func hash26(parts ...string) string {
+	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
+	return lowerBase32.EncodeToString(sum[:])[:26]
+}
+
+// Token is the subject token of a command: the hash of its CloudEvents
+// (source, id), so that any id works in a subject.
+func Token(source, id string) string { return hash26(source, id) }
+
+// DerivedVMID is the vm id of a create request that chooses none; a
+// redelivered request names the same vm.
+func DerivedVMID(tenant, source, id string) string { return hash26(tenant, source, id) }
+
+// clip keeps echoed input short.
+func clip(s string) string {
+	if len(s) > 80 {
+		return s[:80] + "…"
+	}
+	return s
+}
