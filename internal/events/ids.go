@@ -58,3 +58,13 @@ func clip(s string) string {
 	}
 	return s
 }
+
+// CreateCommandID and KillCommandID name the scheduler's own commands: one
+// create per placement of a vm, and numbered kills, so that a successor that
+// publishes them again publishes the same command.
+func CreateCommandID(vm string, fence uint64) string { return fmt.Sprintf("create-%s-%d", vm, fence) }
+
+// KillCommandID names the attempt-th kill of one placement of a vm.
+func KillCommandID(vm string, fence uint64, attempt int) string {
+	return fmt.Sprintf("kill-%s-%d-%d", vm, fence, attempt)
+}
