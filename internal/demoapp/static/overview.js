@@ -1,0 +1,2 @@
+"use strict";
+berth.$("reset").addEventListener("click", () => berth.post("/api/reset", { part: "all" }, () => location.reload()));
