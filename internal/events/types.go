@@ -61,6 +61,8 @@ const (
 	CodeUnknownType  = "unknownType"           // the event's type does not belong on this subject
 	CodeForbidden    = "forbidden"             // this tenant may not ask for it
 	CodeNotFound     = "notFound"              // no such sandbox, server or loop
+	CodeNotReady     = "notReady"              // the sandbox is not ready yet
+	CodeOccupied     = "occupied"              // the server still holds sandboxes, or its worker lives
 	CodeVMIDInUse    = "vmIdInUse"             // the vm id names another sandbox, or did within 24 h
 	CodeWrongServer  = "wrongServer"           // the sandbox lives elsewhere; the message names where
 	CodeFenceStale   = "fenceStale"            // the fence names an earlier placement
@@ -77,6 +79,7 @@ const (
 	CodeLost         = "lost"                  // the sandbox is gone, its state with it
 	CodeActionFailed = "actionFailed"          // an action ran and failed
 	CodeUnconfirmed  = "unconfirmed"           // a reservation that no worker took up
+	CodeNoPicture    = "noPicture"             // what was asked for ran, but its picture could not be taken or kept
 	CodeQueueTimeout = "queueTimeout"          // expired: waited too long
 	CodeTTL          = "ttl"                   // expired: lived its time
 	CodeIdle         = "idle"                  // expired: nobody used it

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -20,6 +21,11 @@ type Terms struct {
 	Key    string        // in LEASES
 	Holder string        // unique name of this process
 	TTL    time.Duration // how long one renewal holds; at most LeaseBucketTTL
+
+	// Turn, where set, is called whenever the lease is found free. It may wait,
+	// so that contenders for many leases share them; done is called after the
+	// attempt to take it.
+	Turn func(ctx context.Context) (done func())
 }
 
 // leaseValue is what the bucket holds. Epoch is the revision that began this
@@ -49,6 +55,18 @@ type Lease struct {
 	cancel context.CancelCauseFunc
 	done   chan struct{}
 	rev    uint64 // owned by renew; read by Release after done
+	until  atomic.Pointer[time.Time]
+}
+
+// Trusted reports whether the hold can be trusted at this moment. A process
+// that was frozen sees false at once, while the context's end takes until its
+// timers have run.
+func (l *Lease) Trusted() bool { return time.Now().Before(*l.until.Load()) }
+
+// trust notes a renewal that was sent at the given moment.
+func (l *Lease) trust(sent time.Time) {
+	end := sent.Add(l.terms.TTL - l.terms.margin())
+	l.until.Store(&end)
 }
 
 // Acquire blocks until the lease is held or ctx ends. The returned context is
@@ -59,13 +77,12 @@ func Acquire(ctx context.Context, b jetstream.KeyValue, terms Terms, log *slog.L
 	var since time.Time
 	poll := min(terms.TTL/8, 700*time.Millisecond)
 	for {
-		sent := time.Now()
 		l, current, err := tryAcquire(ctx, b, terms, seen, since)
 		if err == nil && l != nil {
 			l.log = log
 			held, cancel := context.WithCancelCause(ctx)
 			l.cancel, l.done = cancel, make(chan struct{})
-			go l.renew(held, sent)
+			go l.renew(held, l.until.Load().Add(l.terms.margin()-l.terms.TTL))
 			return l, held, nil
 		}
 		if ctx.Err() != nil {
@@ -97,6 +114,11 @@ func tryAcquire(ctx context.Context, b jetstream.KeyValue, terms Terms, seen uin
 	if rev != 0 && (rev != seen || time.Since(since) < terms.TTL) {
 		return nil, rev, nil
 	}
+	if terms.Turn != nil {
+		done := terms.Turn(ctx)
+		defer done()
+	}
+	sent := time.Now()
 	next, err := Put(ctx, b, terms.Key, leaseValue{Holder: terms.Holder}, rev)
 	if errors.Is(err, ErrConflict) {
 		return nil, 0, nil
@@ -104,7 +126,9 @@ func tryAcquire(ctx context.Context, b jetstream.KeyValue, terms Terms, seen uin
 	if err != nil {
 		return nil, 0, err
 	}
-	return &Lease{Epoch: next, bucket: b, terms: terms, rev: next}, next, nil
+	l := &Lease{Epoch: next, bucket: b, terms: terms, rev: next}
+	l.trust(sent)
+	return l, next, nil
 }
 
 // margin is what a holder leaves unused at the end of its lease.
@@ -136,6 +160,7 @@ func (l *Lease) renew(ctx context.Context, trustedFrom time.Time) {
 		switch {
 		case err == nil:
 			l.rev, trustedFrom = rev, sent
+			l.trust(sent)
 			interval = l.terms.TTL / 4
 		case errors.Is(err, ErrConflict):
 			l.lose(fmt.Errorf("%w: %s was taken over", ErrLeaseLost, l.terms.Key))
