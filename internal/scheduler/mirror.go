@@ -1,0 +1,330 @@
+package scheduler
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"berth/internal/bus"
+	"berth/internal/kv"
+	"berth/internal/placement"
+)
+
+// vmState is what a term knows of one sandbox.
+type vmState struct {
+	rec   kv.Placement
+	rev   uint64
+	timer *time.Timer // wakes step at the next clock that matters
+
+	committing  bool      // a reservation is being written
+	createSent  uint64    // fence of the create command that this term has published
+	killSent    int       // attempt of the kill command that this term has published
+	killSentAt  time.Time // when
+	killAgainAt time.Time // not before
+	gone        *kv.Gone  // the worker's word, for the present fence
+	active      time.Time // last use seen
+	queuedSaid  string    // explanation last announced
+}
+
+// serverState is what a term knows of one server.
+type serverState struct {
+	rec        kv.Server
+	rev        uint64
+	beat       kv.Heartbeat
+	health     monitor
+	assumed    map[string]kv.Alloc // decided, not yet written
+	view       string              // JSON last written to SERVERS
+	viewAt     time.Time
+	consumers  bool // its consumers exist
+	drainedFor time.Time
+}
+
+// snapshot is the server as placement sees it.
+func (s *serverState) snapshot(now time.Time) placement.Server {
+	p := snapshotOf(s.rec, s.health.state, now)
+	for vm, a := range s.assumed {
+		if _, written := s.rec.Allocs[vm]; !written {
+			p.Occupy(a.Role, a.Tenant)
+			p.Creating++
+		}
+	}
+	return p
+}
+
+// snapshotOf turns a record into what placement.Fits judges; the plan and the
+// commit both use it.
+func snapshotOf(rec kv.Server, health kv.HealthState, _ time.Time) placement.Server {
+	p := placement.Server{
+		ID: rec.ID, Roles: rec.Config.Roles, Priority: rec.Config.Priority, Max: rec.Config.MaxContainers,
+		Isolation: placement.Isolation(rec.Config.Isolation), Attributes: rec.Config.Attributes, Capabilities: rec.Config.Capabilities,
+	}
+	switch health {
+	case kv.Healthy:
+		p.Health = placement.Healthy
+	case kv.Degraded:
+		p.Health = placement.Degraded
+	default:
+		p.Health = placement.Down
+	}
+	if rec.Admin != kv.Active {
+		p.Closed = string(rec.Admin)
+	}
+	for _, a := range rec.Allocs {
+		p.Occupy(a.Role, a.Tenant)
+	}
+	return p
+}
+
+// applyVM takes a newer record into the mirror and has step look at it.
+func (t *term) applyVM(rec kv.Placement, rev uint64) {
+	t.mu.Lock()
+	v := t.vms[rec.VMID]
+	if v == nil {
+		v = &vmState{}
+		t.vms[rec.VMID] = v
+	}
+	if rev <= v.rev {
+		t.mu.Unlock()
+		return
+	}
+	if v.rec.Fence != rec.Fence {
+		v.gone, v.killSent, v.killAgainAt = nil, 0, time.Time{}
+	}
+	v.rec, v.rev = rec, rev
+	if rec.Phase != kv.Queued {
+		t.waiting.remove(rec.VMID)
+	}
+	t.mu.Unlock()
+	t.queue.add(rec.VMID)
+}
+
+func (t *term) forgetVM(vm string, rev uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	v := t.vms[vm]
+	if v == nil || rev < v.rev {
+		return
+	}
+	if v.timer != nil {
+		v.timer.Stop()
+	}
+	t.waiting.remove(vm)
+	delete(t.vms, vm)
+}
+
+// applyServer takes a newer record into the mirror and wakes what waits.
+func (t *term) applyServer(rec kv.Server, rev uint64) {
+	t.mu.Lock()
+	s := t.servers[rec.ID]
+	if s == nil {
+		s = &serverState{assumed: map[string]kv.Alloc{}, health: newMonitor(time.Now())}
+		t.servers[rec.ID] = s
+	}
+	if rev <= s.rev {
+		t.mu.Unlock()
+		return
+	}
+	s.rec, s.rev = rec, rev
+	t.fleet.Put(s.snapshot(time.Now()))
+	t.mu.Unlock()
+	t.wake()
+	t.tend()
+}
+
+func (t *term) forgetServer(id string) {
+	t.mu.Lock()
+	delete(t.servers, id)
+	t.fleet.Remove(id)
+	t.mu.Unlock()
+	t.tend()
+}
+
+// refresh recomputes a server's snapshot after an assumption or its health
+// changed; the caller holds mu.
+func (t *term) refresh(id string) {
+	if s := t.servers[id]; s != nil && s.rev != 0 {
+		t.fleet.Put(s.snapshot(time.Now()))
+	}
+}
+
+// onPlacement is the watch of PLACEMENTS.
+func (t *term) onPlacement(e jetstream.KeyValueEntry) {
+	key, gone := e.Key(), e.Operation() != jetstream.KeyValuePut
+	switch {
+	case strings.HasPrefix(key, "vm."):
+		if gone {
+			t.forgetVM(strings.TrimPrefix(key, "vm."), e.Revision())
+			return
+		}
+		var rec kv.Placement
+		if t.decode(key, e.Value(), &rec) {
+			t.applyVM(rec, e.Revision())
+		}
+	case strings.HasPrefix(key, "server."):
+		if gone {
+			t.forgetServer(strings.TrimPrefix(key, "server."))
+			return
+		}
+		var rec kv.Server
+		if t.decode(key, e.Value(), &rec) {
+			t.applyServer(rec, e.Revision())
+		}
+	}
+}
+
+func (t *term) decode(key string, raw []byte, v any) bool {
+	if err := json.Unmarshal(raw, v); err != nil {
+		t.log.Error("record is not readable; left alone", "key", key, "err", err)
+		return false
+	}
+	return true
+}
+
+// onListed forgets what a full listing no longer has.
+func (t *term) onListed(keys map[string]bool) {
+	t.mu.Lock()
+	var servers, vms []string
+	for id := range t.servers {
+		if !keys[kv.ServerKey(id)] {
+			servers = append(servers, id)
+		}
+	}
+	for vm := range t.vms {
+		if !keys[kv.VMKey(vm)] {
+			vms = append(vms, vm)
+		}
+	}
+	t.mu.Unlock()
+	for _, id := range servers {
+		t.forgetServer(id)
+	}
+	for _, vm := range vms {
+		// A record that was made after the listing began comes by the watch.
+		if _, _, err := kv.Get[kv.Placement](context.Background(), t.placements, kv.VMKey(vm)); errors.Is(err, kv.ErrNotFound) {
+			t.forgetVM(vm, ^uint64(0))
+		}
+	}
+}
+
+// onHeartbeat is the watch of HEARTBEATS.
+func (t *term) onHeartbeat(e jetstream.KeyValueEntry) {
+	if e.Operation() != jetstream.KeyValuePut {
+		return
+	}
+	var beat kv.Heartbeat
+	if !t.decode(e.Key(), e.Value(), &beat) {
+		return
+	}
+	var look []string
+	t.mu.Lock()
+	s := t.servers[e.Key()]
+	if s == nil || s.rec.Epoch > beat.Epoch {
+		t.mu.Unlock()
+		return // its registration follows, or it is from an earlier holder
+	}
+	s.beat = beat
+	s.health.beat(time.Now(), beat)
+	for _, g := range beat.Gone {
+		if v := t.vms[g.VM]; v != nil && v.rec.Fence == g.Fence && v.gone == nil {
+			v.gone = &g
+			look = append(look, g.VM)
+		}
+	}
+	t.mu.Unlock()
+	for _, vm := range look {
+		t.queue.add(vm)
+	}
+	t.tend()
+}
+
+// watch follows a bucket until ctx ends. It starts again whenever the bucket
+// has moved on without it: a watcher can stay blind for many seconds after a
+// server restart, with no error (nats.go#1094). listed is called after each
+// full listing with the keys that exist.
+func (t *term) watch(ctx context.Context, b jetstream.KeyValue, stream string, each func(jetstream.KeyValueEntry), listed func(keys map[string]bool)) error {
+	for attempt := 0; ; attempt++ {
+		err := t.watchOnce(ctx, b, stream, each, func(keys map[string]bool) {
+			attempt = 0
+			listed(keys)
+		})
+		if ctx.Err() != nil {
+			return nil
+		}
+		t.log.Warn("watch starts again", "bucket", b.Bucket(), "err", err)
+		if bus.Pause(ctx, attempt) != nil {
+			return nil
+		}
+	}
+}
+
+var errBlind = errors.New("the bucket moved on without the watcher")
+
+func (t *term) watchOnce(ctx context.Context, b jetstream.KeyValue, stream string, each func(jetstream.KeyValueEntry), listed func(keys map[string]bool)) error {
+	w, err := b.WatchAll(ctx)
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", b.Bucket(), err)
+	}
+	defer func() {
+		if err := w.Stop(); err != nil && ctx.Err() == nil {
+			t.log.Debug("stop watcher", "bucket", b.Bucket(), "err", err)
+		}
+	}()
+	check := time.NewTicker(3 * time.Second)
+	defer check.Stop()
+	var seen, behind uint64   // newest revision heard; what the stream had at the last check
+	keys := map[string]bool{} // nil once listed
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case e, open := <-w.Updates():
+			if !open {
+				return errors.New("watcher closed")
+			}
+			if e == nil {
+				listed(keys)
+				keys = nil
+				continue
+			}
+			seen = max(seen, e.Revision())
+			if keys != nil && e.Operation() == jetstream.KeyValuePut {
+				keys[e.Key()] = true
+			}
+			each(e)
+		case <-check.C:
+			last, err := t.lastSequence(ctx, stream)
+			if err != nil || keys != nil {
+				continue // the bus is away; the next check tells
+			}
+			if seen < behind {
+				return errBlind
+			}
+			behind = last
+		}
+	}
+}
+
+func (t *term) lastSequence(ctx context.Context, stream string) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	s, err := t.js.Stream(ctx, stream)
+	if err != nil {
+		return 0, err
+	}
+	return s.CachedInfo().State.LastSeq, nil
+}
+
+// deleteAt removes a key if it is still at the revision.
+func (t *term) deleteAt(ctx context.Context, key string, rev uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if err := t.placements.Delete(ctx, key, jetstream.LastRevision(rev)); err != nil {
+		return fmt.Errorf("delete %s at revision %d: %w", key, rev, err)
+	}
+	return nil
+}

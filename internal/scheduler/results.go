@@ -1,0 +1,100 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"berth/internal/computer"
+	"berth/internal/events"
+	"berth/internal/kv"
+)
+
+// activityEvery is how often the use of a sandbox is written to its record,
+// where an idle time-out makes it matter: a successor may believe a sandbox
+// idle for that much longer than it is, never shorter by more.
+const activityEvery = 10 * time.Second
+
+// onResult hears every claim and result of the fleet. Those of creates and
+// kills have step look at the sandbox; those of forwarded commands are shown
+// to their tenant; all count as use.
+func (t *term) onResult(ctx context.Context, msg jetstream.Msg) error {
+	path, err := events.ParseResult(msg.Subject())
+	if err != nil {
+		return &drop{err.Error()}
+	}
+	e, err := events.Decode(msg.Headers(), msg.Data())
+	if err != nil {
+		return &drop{err.Error()}
+	}
+	var f events.Finished // a claim has the same fields as far as they matter here
+	if err := events.DecodeTolerant(e, &f); err != nil {
+		return &drop{err.Error()}
+	}
+	ctx = events.ExtractTrace(ctx, msg.Headers())
+	finished := e.Type() == events.TypeFinished
+	switch f.Command {
+	case events.Create:
+		t.queue.add(path.VM)
+		return nil
+	case events.Kill:
+		if finished && f.Outcome == computer.OK {
+			return t.killed(ctx, path, f)
+		}
+		if finished {
+			t.queue.add(path.VM)
+		}
+		return nil
+	}
+	if err := t.used(ctx, path.VM); err != nil {
+		return err
+	}
+	tenant, ok := e.Extensions()[events.ExtForwarded].(string)
+	if !finished || !ok || events.CheckID("tenant", tenant) != nil {
+		return nil
+	}
+	return t.say(ctx, tenant, path.VM, events.TypeFinished, events.EventFinished, path.Token+"-finished", f, "")
+}
+
+// killed ends a sandbox whose kill has finished, whoever asked for it.
+func (t *term) killed(ctx context.Context, path events.ResultPath, f events.Finished) error {
+	t.mu.Lock()
+	v := t.vms[path.VM]
+	present := v != nil && v.rec.Phase == kv.Ready && v.rec.ServerID == path.Server && v.rec.Fence == f.Fence && v.rec.Ending == nil
+	t.mu.Unlock()
+	if present {
+		err := t.end(ctx, path.VM, ending(events.EventKilled, events.CodeKilled, fmt.Sprintf("killed by command %s of %s", f.CommandID, f.Source)))
+		if err != nil {
+			return err
+		}
+	}
+	t.queue.add(path.VM)
+	return nil
+}
+
+// used starts a sandbox's idle clock anew.
+func (t *term) used(ctx context.Context, vm string) error {
+	now := time.Now().UTC()
+	t.mu.Lock()
+	v := t.vms[vm]
+	if v == nil || v.rec.Phase != kv.Ready || v.rec.ActiveAt == nil {
+		t.mu.Unlock()
+		return nil
+	}
+	v.active = now
+	write := now.Sub(*v.rec.ActiveAt) >= activityEvery
+	t.mu.Unlock()
+	if !write {
+		return nil
+	}
+	_, err := t.transition(ctx, vm, func(p *kv.Placement, _ uint64) error {
+		if p.Phase != kv.Ready || p.ActiveAt == nil || now.Sub(*p.ActiveAt) < activityEvery {
+			return kv.ErrUnchanged
+		}
+		p.ActiveAt = &now
+		return nil
+	})
+	return err
+}

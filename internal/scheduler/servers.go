@@ -1,0 +1,332 @@
+package scheduler
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"berth/internal/bus"
+	"berth/internal/events"
+	"berth/internal/kv"
+)
+
+// Times of the tender.
+const (
+	viewEvery   = 15 * time.Second // SERVERS is rewritten at least so often
+	orphanEvery = 30 * time.Second // allocations are held against records
+	orphanAge   = 10 * time.Second // a younger allocation may be in the making
+	drainAfter  = 3 * time.Second  // the worker's zero must hold so long
+)
+
+// tender keeps the servers: their consumers, health, the SERVERS view, drains,
+// and allocations whose sandbox is not there.
+func (t *term) tender(ctx context.Context) error {
+	tick := time.NewTicker(500 * time.Millisecond)
+	defer tick.Stop()
+	var orphansAt time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.tending:
+		case <-tick.C:
+		}
+		now := time.Now()
+		t.mu.Lock()
+		ids := make([]string, 0, len(t.servers))
+		for id := range t.servers {
+			ids = append(ids, id)
+		}
+		t.mu.Unlock()
+		for _, id := range ids {
+			if err := t.tendServer(ctx, id, now); err != nil && ctx.Err() == nil {
+				t.log.Warn("server not tended; trying again", "server", id, "err", err)
+			}
+		}
+		if now.Sub(orphansAt) >= orphanEvery {
+			orphansAt = now
+			t.freeOrphans(ctx, now)
+		}
+	}
+}
+
+func (t *term) tendServer(ctx context.Context, id string, now time.Time) error {
+	t.mu.Lock()
+	s := t.servers[id]
+	if s == nil || s.rev == 0 {
+		t.mu.Unlock()
+		return nil
+	}
+	from := s.health.change(now)
+	if from != "" {
+		t.refresh(id)
+	}
+	health, rec, consumers := s.health, s.rec, s.consumers
+	view := viewOf(s)
+	vms := make([]string, 0, len(rec.Allocs))
+	for vm := range rec.Allocs {
+		vms = append(vms, vm)
+	}
+	t.mu.Unlock()
+
+	if !consumers {
+		if err := bus.EnsureConsumers(ctx, t.js, bus.ServerConsumers(id, rec.Config.MaxContainers)); err != nil {
+			return err
+		}
+		t.mu.Lock()
+		s.consumers = true
+		t.mu.Unlock()
+	}
+	if from != "" {
+		t.log.Info("server health", "server", id, "from", from, "to", health.state, "reason", health.reason)
+		t.meters.transition.Add(ctx, 1, metric.WithAttributes(attribute.String("to", string(health.state))))
+		t.wake()
+		for _, vm := range vms {
+			t.queue.add(vm) // the lost clock starts or stops
+		}
+		err := t.sayServer(ctx, id, string(health.state), fmt.Sprintf("%s-%d-%d-%s", id, t.epoch, now.UnixMilli(), health.state),
+			events.ServerEvent{ServerID: id, From: string(from), Reason: health.reason})
+		if err != nil {
+			return err
+		}
+	}
+	if health.state == kv.Down && now.Sub(health.since) >= lostAfter {
+		for _, vm := range vms {
+			t.queue.add(vm)
+		}
+	}
+	if err := t.drain(ctx, id, now); err != nil {
+		return err
+	}
+	return t.writeView(ctx, id, view, now)
+}
+
+func (t *term) sayServer(ctx context.Context, server, name, id string, data any) error {
+	return t.say(ctx, events.FleetTenant, server, events.ServerType(name), name, id, data, "")
+}
+
+// downFor is how long a server has been down, as far as this term has seen.
+func (t *term) downFor(id string) time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.servers[id]
+	if s == nil || s.health.state != kv.Down {
+		return 0
+	}
+	return time.Since(s.health.since)
+}
+
+func (t *term) serverRemoved(id string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.servers[id] == nil
+}
+
+// viewOf merges what is known of a server; the caller holds mu.
+func viewOf(s *serverState) kv.ServerView {
+	v := kv.ServerView{
+		ID: s.rec.ID, Provider: s.rec.Config.Provider, Roles: s.rec.Config.Roles, Priority: s.rec.Config.Priority,
+		MaxContainers: s.rec.Config.MaxContainers, Isolation: s.rec.Config.Isolation, Attributes: s.rec.Config.Attributes,
+		Capabilities: s.rec.Config.Capabilities, Admin: s.rec.Admin, Health: s.health.state, Reason: s.health.reason,
+		Breaker: s.beat.Breaker, Used: len(s.rec.Allocs), BootID: s.beat.BootID, Worker: s.rec.Worker,
+	}
+	if v.Attributes == nil {
+		v.Attributes = map[string]string{}
+	}
+	if v.Breaker == "" {
+		v.Breaker = "closed"
+	}
+	return v
+}
+
+// writeView puts the view into SERVERS when it has changed, or is old.
+func (t *term) writeView(ctx context.Context, id string, view kv.ServerView, now time.Time) error {
+	raw, err := json.Marshal(view)
+	if err != nil {
+		return fmt.Errorf("view of %s: %w", id, err)
+	}
+	t.mu.Lock()
+	s := t.servers[id]
+	if s == nil || s.view == string(raw) && now.Sub(s.viewAt) < viewEvery {
+		t.mu.Unlock()
+		return nil
+	}
+	view.ObservedAt = s.health.heard.UTC()
+	t.mu.Unlock()
+	full, err := json.Marshal(view)
+	if err != nil {
+		return fmt.Errorf("view of %s: %w", id, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if _, err := t.Scheduler.servers.Put(ctx, id, full); err != nil {
+		return fmt.Errorf("write view of %s: %w", id, err)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.servers[id]; s != nil {
+		s.view, s.viewAt = string(raw), now
+	}
+	return nil
+}
+
+// freeOrphans frees allocations whose sandbox has ended and been freed, or was
+// placed elsewhere: a crash between two writes leaves them.
+func (t *term) freeOrphans(ctx context.Context, now time.Time) {
+	type orphan struct {
+		server, vm string
+		fence      uint64
+	}
+	var suspects []orphan
+	t.mu.Lock()
+	for id, s := range t.servers {
+		for vm, a := range s.rec.Allocs {
+			v := t.vms[vm]
+			if now.Sub(a.Since) < orphanAge || v != nil && (v.committing || holds(v.rec, id, a)) {
+				continue
+			}
+			suspects = append(suspects, orphan{id, vm, a.Fence})
+		}
+	}
+	t.mu.Unlock()
+	for _, o := range suspects {
+		// The mirror may be behind; the record itself decides.
+		rec, _, err := kv.Get[kv.Placement](ctx, t.placements, kv.VMKey(o.vm))
+		if err != nil && !errors.Is(err, kv.ErrNotFound) || err == nil && holds(rec, o.server, kv.Alloc{Fence: o.fence}) {
+			continue
+		}
+		t.log.Warn("allocation without a sandbox; freed", "server", o.server, "vm", o.vm, "fence", o.fence)
+		if err := t.free(ctx, o.server, o.vm, o.fence); err != nil && ctx.Err() == nil {
+			t.log.Warn("allocation not freed; trying again", "server", o.server, "vm", o.vm, "err", err)
+		}
+	}
+}
+
+// holds reports whether a sandbox's record accounts for an allocation.
+func holds(rec kv.Placement, server string, a kv.Alloc) bool {
+	return rec.ServerID == server && rec.Fence == a.Fence && (rec.Phase != kv.Ended || rec.FreedAt == nil)
+}
+
+// takeServer obeys an operator.
+func (t *term) takeServer(ctx context.Context, r request) error {
+	var data events.ServerRequest
+	if err := events.DecodeStrict(r.event, &data); err != nil {
+		return asRefusal(err, data.ServerID)
+	}
+	if err := events.CheckServerID(data.ServerID); err != nil {
+		return &refusal{code: events.CodeBadInput, message: err.Error()}
+	}
+	if data.DeadlineSeconds != nil && (r.Verb != events.Drain || *data.DeadlineSeconds < 0) {
+		return &refusal{subject: data.ServerID, code: events.CodeBadInput, message: "deadlineSeconds: only for drain, and not negative"}
+	}
+	if r.Verb == events.Remove {
+		return t.removeServer(ctx, r, data.ServerID)
+	}
+	var admin kv.Admin
+	var until *time.Time
+	var name string
+	switch r.Verb {
+	case events.Cordon:
+		admin, name = kv.Cordoned, "cordoned"
+	case events.Uncordon:
+		admin, name = kv.Active, "uncordoned"
+	case events.Drain:
+		admin, name = kv.Draining, "draining"
+		if data.DeadlineSeconds != nil {
+			d := r.at.UTC().Add(events.Seconds(*data.DeadlineSeconds))
+			until = &d
+		}
+	}
+	var from kv.Admin
+	rec, rev, err := kv.Update(ctx, t.placements, kv.ServerKey(data.ServerID), func(s *kv.Server, rev uint64) error {
+		if rev == 0 {
+			return noServer(data.ServerID)
+		}
+		from = s.Admin
+		if s.Admin == admin && r.Verb != events.Drain {
+			return kv.ErrUnchanged
+		}
+		s.Admin, s.DrainDeadline = admin, until
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	t.applyServer(rec, rev)
+	return t.sayServer(ctx, data.ServerID, name, r.ref.Token()+"-"+name,
+		events.ServerEvent{ServerID: data.ServerID, From: string(from), Reason: "asked by " + r.ref.Source, Request: &r.ref})
+}
+
+func noServer(id string) *refusal {
+	return &refusal{subject: id, code: events.CodeNotFound, message: fmt.Sprintf("there is no server %q; `berth servers` lists them", id)}
+}
+
+// removeServer forgets a server that holds nothing and that no worker serves.
+func (t *term) removeServer(ctx context.Context, r request, id string) error {
+	rec, rev, err := kv.Get[kv.Server](ctx, t.placements, kv.ServerKey(id))
+	if errors.Is(err, kv.ErrNotFound) {
+		return noServer(id)
+	}
+	if err != nil {
+		return err
+	}
+	if n := len(rec.Allocs); n > 0 {
+		return &refusal{subject: id, code: events.CodeOccupied, message: fmt.Sprintf("server %q holds %d sandboxes; drain it first", id, n)}
+	}
+	t.mu.Lock()
+	s := t.servers[id]
+	alive := s != nil && s.health.ever && time.Since(s.health.heard) < silentDown
+	t.mu.Unlock()
+	if alive {
+		return &refusal{subject: id, code: events.CodeOccupied, message: fmt.Sprintf("worker %q still serves %q; take it out of its registry first", rec.Worker, id)}
+	}
+	if err := t.deleteAt(ctx, kv.ServerKey(id), rev); err != nil {
+		return err
+	}
+	t.forgetServer(id)
+	if err := t.Scheduler.servers.Purge(ctx, id); err != nil {
+		return fmt.Errorf("remove view of %s: %w", id, err)
+	}
+	return t.sayServer(ctx, id, "removed", r.ref.Token()+"-removed", events.ServerEvent{ServerID: id, From: string(rec.Admin), Reason: "asked by " + r.ref.Source, Request: &r.ref})
+}
+
+// drain ends what is left on a draining server at its deadline, and says so
+// once the server is empty and its worker has confirmed zero.
+func (t *term) drain(ctx context.Context, id string, now time.Time) error {
+	t.mu.Lock()
+	s := t.servers[id]
+	if s == nil || s.rec.Admin != kv.Draining {
+		if s != nil {
+			s.drainedFor = time.Time{}
+		}
+		t.mu.Unlock()
+		return nil
+	}
+	rec := s.rec
+	empty := len(rec.Allocs) == 0 && s.health.ever && s.beat.Running == 0
+	switch {
+	case !empty:
+		s.drainedFor = time.Time{}
+	case s.drainedFor.IsZero():
+		s.drainedFor = now
+	}
+	settled := empty && now.Sub(s.drainedFor) >= drainAfter
+	t.mu.Unlock()
+	if settled {
+		return t.sayServer(ctx, id, "drained", fmt.Sprintf("%s-%d-drained", id, s.rev), events.ServerEvent{ServerID: id, From: string(kv.Draining), Reason: "its worker reports no sandboxes"})
+	}
+	if rec.DrainDeadline == nil || now.Before(*rec.DrainDeadline) {
+		return nil
+	}
+	for vm := range rec.Allocs {
+		if err := t.kill(ctx, vm, "drained", "server "+id+" was drained and its deadline has passed"); err != nil && !errors.Is(err, kv.ErrNotFound) {
+			return err
+		}
+	}
+	return nil
+}

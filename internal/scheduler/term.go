@@ -1,0 +1,345 @@
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"berth/internal/bus"
+	"berth/internal/events"
+	"berth/internal/kv"
+	"berth/internal/placement"
+)
+
+// steppers is how many sandboxes are worked on at once. Each step waits for a
+// few writes one after the other, so this bounds the writes in flight.
+const steppers = 64
+
+// term is one period of being active. Its maps are guarded by mu; records in
+// them are values and replaced whole.
+type term struct {
+	*Scheduler
+	epoch uint64
+	queue *workqueue
+
+	mu      sync.Mutex
+	vms     map[string]*vmState
+	servers map[string]*serverState
+	fleet   *placement.Fleet
+	waiting *waitingList
+	newest  uint64 // newest revision whose announcement is out, see watermark
+
+	wakeup  chan struct{} // something that may let a waiting request fit
+	tending chan struct{} // a server's picture changed
+
+	reserving keyedMutex // by server id
+	work      sync.WaitGroup
+	unsaid    map[uint64]bool // revisions written and not yet announced; guarded by mu
+}
+
+func newTerm(s *Scheduler, epoch uint64) *term {
+	return &term{
+		Scheduler: s, epoch: epoch, queue: newWorkqueue(),
+		vms: map[string]*vmState{}, servers: map[string]*serverState{},
+		fleet: placement.NewFleet(), waiting: newWaitingList(),
+		wakeup: make(chan struct{}, 1), tending: make(chan struct{}, 1),
+		unsaid: map[uint64]bool{},
+	}
+}
+
+// run schedules until ctx ends (the lease is lost or the process stops).
+func (t *term) run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	placementsListed, beatsListed := make(chan struct{}), make(chan struct{})
+	g.Go(func() error {
+		return t.watch(ctx, t.placements, "KV_"+kv.BucketPlacements, t.onPlacement, closeOnce(placementsListed, t.onListed))
+	})
+	g.Go(func() error {
+		<-placementsListed // a heartbeat of a server not yet mirrored would be dropped
+		return t.watch(ctx, t.heartbeats, "KV_"+kv.BucketHeartbeats, t.onHeartbeat, closeOnce(beatsListed, nil))
+	})
+	g.Go(func() error {
+		for _, listed := range []chan struct{}{placementsListed, beatsListed} {
+			select {
+			case <-listed:
+			case <-ctx.Done():
+				return nil
+			}
+		}
+		return t.serve(ctx, g)
+	})
+	err := g.Wait()
+	t.work.Wait()
+	t.stopTimers()
+	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
+		return nil
+	}
+	return err
+}
+
+// closeOnce returns a listing callback that closes ch the first time.
+func closeOnce(ch chan struct{}, each func(map[string]bool)) func(map[string]bool) {
+	var once sync.Once
+	return func(keys map[string]bool) {
+		if each != nil {
+			each(keys)
+		}
+		once.Do(func() { close(ch) })
+	}
+}
+
+// serve starts everything that acts, once the mirror is whole.
+func (t *term) serve(ctx context.Context, g *errgroup.Group) error {
+	t.mu.Lock()
+	t.log.Info("mirror loaded", "sandboxes", len(t.vms), "servers", len(t.servers))
+	t.mu.Unlock()
+	if err := t.announceUnsaid(ctx); err != nil {
+		return err
+	}
+	for range steppers {
+		g.Go(func() error { return t.stepper(ctx) })
+	}
+	g.Go(func() error { return t.placer(ctx) })
+	g.Go(func() error { return t.tender(ctx) })
+	g.Go(func() error { return t.keepWatermark(ctx) })
+	g.Go(func() error { return t.consume(ctx, bus.Requests, t.onRequest) })
+	g.Go(func() error { return t.consume(ctx, bus.Results, t.onResult) })
+	t.wake()
+	t.tend()
+	return nil
+}
+
+// wake has the placer look at the waiting requests again.
+func (t *term) wake() {
+	select {
+	case t.wakeup <- struct{}{}:
+	default:
+	}
+}
+
+// tend has the tender look at the servers.
+func (t *term) tend() {
+	select {
+	case t.tending <- struct{}{}:
+	default:
+	}
+}
+
+// stepper works through the queue.
+func (t *term) stepper(ctx context.Context) error {
+	for {
+		vm, ok := t.queue.take(ctx)
+		if !ok {
+			return nil
+		}
+		again, err := t.step(ctx, vm)
+		if err != nil && ctx.Err() == nil {
+			t.log.Warn("step; trying again", "vm", vm, "err", err)
+			again = time.Second
+		}
+		t.queue.done(vm)
+		if again > 0 {
+			t.later(vm, again)
+		}
+	}
+}
+
+// later has step look at vm in d, instead of whenever it was to look before.
+func (t *term) later(vm string, d time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	v := t.vms[vm]
+	if v == nil {
+		return
+	}
+	if v.timer == nil {
+		v.timer = time.AfterFunc(d, func() { t.queue.add(vm) })
+		return
+	}
+	v.timer.Reset(d)
+}
+
+func (t *term) stopTimers() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, v := range t.vms {
+		if v.timer != nil {
+			v.timer.Stop()
+		}
+	}
+}
+
+// watermarkKey holds what the next term need not announce again.
+const watermarkKey = "scheduler"
+
+type watermark struct {
+	Announced uint64 `json:"announced"` // every move up to this revision of PLACEMENTS is announced
+}
+
+// keepWatermark records, about once a second, up to which revision every move
+// is announced.
+func (t *term) keepWatermark(ctx context.Context) error {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	var written uint64
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		t.mu.Lock()
+		mark := t.newest
+		for rev := range t.unsaid {
+			mark = min(mark, rev-1)
+		}
+		t.mu.Unlock()
+		if mark <= written {
+			continue
+		}
+		_, _, err := kv.Update(ctx, t.placements, watermarkKey, func(w *watermark, _ uint64) error {
+			if w.Announced >= mark {
+				return kv.ErrUnchanged
+			}
+			w.Announced = mark
+			return nil
+		})
+		if err != nil && ctx.Err() == nil {
+			t.log.Warn("watermark not written", "err", err)
+			continue
+		}
+		written = mark
+	}
+}
+
+// announceUnsaid makes good what an earlier term moved and did not announce.
+func (t *term) announceUnsaid(ctx context.Context) error {
+	mark, _, err := kv.Get[watermark](ctx, t.placements, watermarkKey)
+	if err != nil && !errors.Is(err, kv.ErrNotFound) {
+		return err
+	}
+	t.mu.Lock()
+	var recs []kv.Placement
+	for _, v := range t.vms {
+		t.newest = max(t.newest, v.rev)
+		if v.rev > mark.Announced {
+			recs = append(recs, v.rec)
+		}
+	}
+	t.mu.Unlock()
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(steppers)
+	for _, rec := range recs {
+		g.Go(func() error { return t.announce(ctx, rec) })
+	}
+	if err := g.Wait(); err != nil {
+		return fmt.Errorf("announce what the term before did not: %w", err)
+	}
+	return nil
+}
+
+// transition changes a sandbox's record by compare-and-set, starting from the
+// mirror, and announces the phase it reaches. change must be idempotent; it
+// returns kv.ErrUnchanged to leave the record alone.
+func (t *term) transition(ctx context.Context, vm string, change func(rec *kv.Placement, rev uint64) error) (kv.Placement, error) {
+	t.mu.Lock()
+	var rec kv.Placement
+	var rev uint64
+	if v := t.vms[vm]; v != nil {
+		rec, rev = v.rec, v.rev
+	}
+	t.mu.Unlock()
+	for attempt := 0; ; attempt++ {
+		if rev == 0 || attempt > 0 {
+			var err error
+			if rec, rev, err = kv.Get[kv.Placement](ctx, t.placements, kv.VMKey(vm)); err != nil {
+				return rec, err
+			}
+			t.applyVM(rec, rev)
+		}
+		before := rec.Phase
+		if err := change(&rec, rev); errors.Is(err, kv.ErrUnchanged) {
+			return rec, nil
+		} else if err != nil {
+			return rec, err
+		}
+		next, err := kv.Put(ctx, t.placements, kv.VMKey(vm), rec, rev)
+		if err == nil {
+			if rec.Phase == before {
+				t.applyVM(rec, next)
+				return rec, nil
+			}
+			return rec, t.moved(ctx, rec, next)
+		}
+		if ctx.Err() != nil {
+			return rec, err
+		}
+		if !errors.Is(err, kv.ErrConflict) || attempt > 0 {
+			if err := bus.Pause(ctx, attempt); err != nil {
+				return rec, err
+			}
+		}
+	}
+}
+
+// moved takes a record that this term has just written into the mirror, after
+// announcing its phase.
+func (t *term) moved(ctx context.Context, rec kv.Placement, rev uint64) error {
+	t.mu.Lock()
+	t.unsaid[rev] = true
+	t.newest = max(t.newest, rev)
+	t.mu.Unlock()
+	t.applyVM(rec, rev)
+	if err := t.announce(ctx, rec); err != nil {
+		return err // stays unsaid: the next term, or step's next look, makes it good
+	}
+	t.mu.Lock()
+	delete(t.unsaid, rev)
+	t.mu.Unlock()
+	return nil
+}
+
+// announce publishes the event of the phase that rec is in, once.
+func (t *term) announce(ctx context.Context, rec kv.Placement) error {
+	var name string
+	var data any
+	id := fmt.Sprintf("%s-%d-", rec.VMID, rec.Fence)
+	placed := events.Placed{VMID: rec.VMID, ServerID: rec.ServerID, Fence: rec.Fence, Explanation: rec.Explanation, Request: rec.Request}
+	switch rec.Phase {
+	case kv.Reserved, kv.Starting:
+		name, data = events.EventPlaced, placed
+	case kv.Ready:
+		name = events.EventReady
+		placed.ExpiresAt = rec.ExpiresAt
+		if rec.Info != nil {
+			placed.Display, placed.Capabilities, placed.StreamURL = &rec.Info.Display, rec.Info.Capabilities, rec.Info.StreamURL
+		}
+		data = placed
+	case kv.Ended:
+		name = rec.Outcome
+		id = fmt.Sprintf("%s-%s-", rec.VMID, rec.Request.Token())
+		data = events.Ended{VMID: rec.VMID, ServerID: rec.ServerID, Code: rec.Code, Message: rec.Message, Request: rec.Request}
+	default:
+		return nil
+	}
+	return t.say(ctx, rec.Tenant, rec.VMID, events.SandboxType(name), name, id+name, data, rec.Traceparent)
+}
+
+// say announces one event about subject (a vm or server id) once.
+func (t *term) say(ctx context.Context, tenant, subject, typ, name, id string, data any, traceparent string) error {
+	e, err := events.New(typ, events.SourceScheduler, id, data)
+	if err != nil {
+		return err
+	}
+	e.SetSubject(subject)
+	ctx = withTraceparent(ctx, traceparent)
+	if err := bus.Announce(ctx, t.js, t.Scheduler.events, events.EventSubject(tenant, subject, name), e); err != nil {
+		return fmt.Errorf("announce %s of %s: %w", name, subject, err)
+	}
+	t.meters.outcomes.Add(ctx, 1, eventAttr(name))
+	return nil
+}
