@@ -1,0 +1,393 @@
+package playwright
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	pw "github.com/mxschmitt/playwright-go"
+
+	"berth/internal/computer"
+)
+
+const connectTimeout = 10 * time.Second
+
+// connection is one CDP connection to one browser, through the driver. It ends
+// with the driver, with the browser, or when the socket between them breaks.
+type connection struct {
+	s       *sandbox
+	driver  *driver
+	browser pw.Browser
+	context pw.BrowserContext
+	root    pw.CDPSession // the browser's own
+	gone    chan struct{}
+	over    sync.Once
+
+	mu      sync.Mutex
+	pages   []*page // in the order opened; the last activated is active
+	active  *page
+	changed chan struct{} // closed and renewed when active changes
+}
+
+// page is one tab or window.
+type page struct {
+	pw.Page
+	cdp    pw.CDPSession // for what Playwright's API lacks, and pictures
+	target string        // CDP target id
+	closed chan struct{}
+	ready  chan struct{} // closed when cdp and the display are set, or closed is
+	mouse  computer.Point
+	placed bool // the page's pointer is at mouse
+}
+
+// dial connects to the sandbox's browser and prepares its pages.
+func dial(ctx context.Context, s *sandbox, d *driver) (*connection, error) {
+	c := &connection{s: s, driver: d, gone: make(chan struct{}), changed: make(chan struct{})}
+	err := c.wait(ctx, func() error {
+		b, err := d.pw.Chromium.ConnectOverCDP(s.proc.endpoint, pw.BrowserTypeConnectOverCDPOptions{
+			Timeout:      pw.Float(float64(connectTimeout.Milliseconds())),
+			ArtifactsDir: pw.String(filepath.Join(s.dir, "downloads")),
+			IsLocal:      pw.Bool(true),
+		})
+		if err != nil {
+			return fmt.Errorf("connect to the browser: %w", err)
+		}
+		c.browser = b
+		b.OnDisconnected(func(pw.Browser) { c.end() })
+		if !b.IsConnected() {
+			c.end()
+		}
+		if len(b.Contexts()) == 0 {
+			return errors.New("the browser has no default context")
+		}
+		c.context = b.Contexts()[0]
+		if c.root, err = b.NewBrowserCDPSession(); err != nil {
+			return fmt.Errorf("open the browser's session: %w", err)
+		}
+		return c.attach()
+	})
+	if err != nil {
+		c.abandon()
+		return nil, err
+	}
+	s.work.Go(func() {
+		select {
+		case <-d.gone:
+			c.end()
+		case <-s.dead:
+			c.end()
+		case <-c.gone:
+		}
+	})
+	return c, nil
+}
+
+// wait runs a blocking call of the connection's making; when ctx or the
+// connection ends first, the call's end is awaited in the background.
+func (c *connection) wait(ctx context.Context, fn func() error) error {
+	done := make(chan error, 1)
+	c.s.work.Go(func() { done <- fn() })
+	timeout := time.NewTimer(connectTimeout + 5*time.Second)
+	defer timeout.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-c.s.proc.exited:
+		return errExited
+	case <-c.s.dead:
+		return errKilled
+	case <-c.driver.gone:
+		return errDriverGone
+	case <-timeout.C:
+		return errors.New("the browser's pages do not answer")
+	}
+}
+
+func (c *connection) end() { c.over.Do(func() { close(c.gone) }) }
+
+func (c *connection) isGone() bool {
+	select {
+	case <-c.gone:
+		return true
+	case <-c.driver.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// abandon drops a connection that could not be made whole. The browser lives.
+func (c *connection) abandon() {
+	c.end()
+	if c.browser != nil {
+		c.s.work.Go(func() { _ = c.browser.Close() }) // disconnects; a fault means that it is already
+	}
+}
+
+// attach follows pages, dialogs and downloads. Event handlers run on the
+// driver connection's only goroutine, so none of them may block.
+func (c *connection) attach() error {
+	c.context.OnDialog(c.onDialog)
+	c.context.OnPage(func(p pw.Page) { c.addPage(p) })
+	var pages []*page
+	for _, p := range c.context.Pages() {
+		pages = append(pages, c.addPage(p))
+	}
+	if len(pages) == 0 {
+		p, err := c.context.NewPage()
+		if err != nil {
+			return fmt.Errorf("open a page: %w", err)
+		}
+		pages = append(pages, c.addPage(p))
+	}
+	for _, p := range pages {
+		<-p.ready
+	}
+	return nil
+}
+
+// addPage makes a page known and active, once, and prepares it in the
+// background (see ready).
+func (c *connection) addPage(raw pw.Page) *page {
+	c.mu.Lock()
+	for _, p := range c.pages {
+		if p.Page == raw {
+			c.mu.Unlock()
+			return p
+		}
+	}
+	p := &page{Page: raw, closed: make(chan struct{}), ready: make(chan struct{})}
+	c.pages = append(c.pages, p)
+	c.activate(p)
+	c.mu.Unlock()
+	raw.OnClose(func(pw.Page) { c.removePage(p) })
+	raw.OnCrash(func(pw.Page) { c.onCrash(p) })
+	raw.OnDownload(c.onDownload)
+	started := c.s.work.Go(func() {
+		defer close(p.ready)
+		if err := c.prepare(p); err != nil && !p.isClosed() && !c.isGone() {
+			c.s.p.log.Warn("page not prepared; closing it", "vm", c.s.vm(), "error", err)
+			_ = p.Close() // its close event does the rest
+		}
+	})
+	if !started {
+		close(p.ready)
+	}
+	return p
+}
+
+// prepare gives a page its session and the sandbox's display.
+func (c *connection) prepare(p *page) error {
+	session, err := c.context.NewCDPSession(p.Page)
+	if err != nil {
+		return fmt.Errorf("open a page's session: %w", err)
+	}
+	p.cdp = session
+	info, err := send[struct {
+		TargetInfo struct {
+			TargetID string `json:"targetId"`
+		} `json:"targetInfo"`
+	}](session, "Target.getTargetInfo", nil)
+	if err != nil {
+		return err
+	}
+	p.target = info.TargetInfo.TargetID
+	d := c.s.display()
+	if err := p.SetViewportSize(d.Width, d.Height); err != nil {
+		return fmt.Errorf("set the display: %w", err)
+	}
+	return nil
+}
+
+// activate makes p the active page. The caller holds c.mu.
+func (c *connection) activate(p *page) {
+	c.active = p
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+func (p *page) isClosed() bool {
+	select {
+	case <-p.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// removePage forgets a closed page. Another one becomes active: the youngest
+// that is left, or a fresh blank one.
+func (c *connection) removePage(p *page) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p.isClosed() {
+		return
+	}
+	close(p.closed)
+	for i, other := range c.pages {
+		if other == p {
+			c.pages = append(c.pages[:i:i], c.pages[i+1:]...)
+			break
+		}
+	}
+	if c.active != p {
+		return
+	}
+	var next *page
+	if n := len(c.pages); n > 0 {
+		next = c.pages[n-1]
+	}
+	c.activate(next)
+	c.s.work.Go(func() {
+		if c.isGone() || c.s.isDead() {
+			return
+		}
+		if next != nil {
+			_ = next.BringToFront() // a page that closes meanwhile is handled by its own event
+		} else if _, err := c.context.NewPage(); err != nil && !c.isGone() {
+			c.s.p.log.Warn("no new page", "vm", c.s.vm(), "error", err)
+		}
+	})
+}
+
+// onCrash handles a renderer that died ("Aw, snap!"). The active page's state
+// is what the sandbox is for, so its loss is the sandbox's; a page in the
+// background is only closed.
+func (c *connection) onCrash(p *page) {
+	c.mu.Lock()
+	active := c.active == p
+	c.mu.Unlock()
+	if active {
+		c.s.bury(errors.New("the page crashed"))
+		return
+	}
+	c.s.work.Go(func() { _ = p.Close() }) // its close event does the rest
+}
+
+// current returns the active page, prepared, waiting for one that is opening.
+func (c *connection) current(ctx context.Context) (*page, error) {
+	for {
+		c.mu.Lock()
+		p, changed := c.active, c.changed
+		c.mu.Unlock()
+		var ready chan struct{}
+		if p != nil {
+			ready = p.ready
+		}
+		select {
+		case <-ready:
+			if !p.isClosed() && p.cdp != nil {
+				return p, nil
+			}
+			ready = nil
+		default:
+		}
+		select {
+		case <-ready:
+		case <-changed:
+		case <-c.gone:
+			return nil, errDriverGone
+		case <-c.s.dead:
+			return nil, c.s.lost()
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// all returns the open pages and the active one.
+func (c *connection) all() ([]*page, *page) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]*page(nil), c.pages...), c.active
+}
+
+// onDialog answers a JavaScript dialog at once, because a page stands still
+// until somebody does, and keeps it for the next observation. An alert and a
+// beforeunload are accepted: the first has one answer only, and the second
+// guards a navigation that the agent has asked for. A confirm and a prompt are
+// dismissed, which is what a page treats as "no": saying yes unseen could
+// delete something. A create whose metadata has dialogs=accept says yes (to a
+// prompt: with its default text).
+func (c *connection) onDialog(d pw.Dialog) {
+	kind, message := d.Type(), d.Message()
+	c.s.mu.Lock()
+	accept := kind == "alert" || kind == "beforeunload" || c.s.rec.Metadata["dialogs"] == "accept"
+	answer := map[bool]string{true: "accepted", false: "dismissed"}[accept]
+	c.s.dialogs = capped(append(c.s.dialogs, computer.Dialog{Kind: kind, Message: message, Answer: answer}))
+	c.s.mu.Unlock()
+	c.s.work.Go(func() {
+		var err error
+		switch {
+		case !accept:
+			err = d.Dismiss()
+		case kind == "prompt":
+			err = d.Accept(d.DefaultValue())
+		default:
+			err = d.Accept()
+		}
+		if err != nil && !c.isGone() && !errors.Is(err, pw.ErrTargetClosed) {
+			c.s.p.log.Warn("dialog not answered", "vm", c.s.vm(), "error", err)
+		}
+	})
+}
+
+// onDownload keeps a file that the browser fetches in the sandbox's directory
+// and reports it when it is complete.
+func (c *connection) onDownload(d pw.Download) {
+	name, url := filepath.Base(filepath.Clean("/"+d.SuggestedFilename())), d.URL()
+	c.s.work.Go(func() {
+		report := computer.Download{Name: name, URL: url}
+		path, err := uniquePath(filepath.Join(c.s.dir, "downloads", "files"), name)
+		if err == nil {
+			err = d.SaveAs(path)
+		}
+		if err != nil {
+			report.Error = firstLine(err)
+		} else {
+			report.Path = path
+		}
+		c.s.mu.Lock()
+		c.s.downloads = capped(append(c.s.downloads, report))
+		c.s.mu.Unlock()
+	})
+}
+
+// uniquePath returns a path in dir that does not exist yet, and reserves it.
+func uniquePath(dir, name string) (string, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	ext := filepath.Ext(name)
+	for i := 0; i < 10000; i++ {
+		path := filepath.Join(dir, name)
+		if i > 0 {
+			path = filepath.Join(dir, fmt.Sprintf("%s (%d)%s", strings.TrimSuffix(name, ext), i, ext))
+		}
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		if err == nil {
+			return path, f.Close()
+		}
+		if !errors.Is(err, os.ErrExist) {
+			return "", err
+		}
+	}
+	return "", fmt.Errorf("too many files named %q", name)
+}
+
+// maxReports bounds what one observation reports of a kind; the oldest go.
+const maxReports = 50
+
+func capped[T any](list []T) []T { return list[max(0, len(list)-maxReports):] }
+
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
+}

@@ -1,0 +1,256 @@
+package playwright
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	pw "github.com/mxschmitt/playwright-go"
+	"golang.org/x/sys/unix"
+)
+
+// nodeVariable is where playwright-go looks for a Node.js of the system's.
+const nodeVariable = "PLAYWRIGHT_NODEJS_PATH"
+
+// minNode is the oldest Node.js that Playwright's driver supports.
+const minNode = 20
+
+// findNode makes sure that playwright-go will find a Node.js, and sets its
+// environment variable to it, process-wide.
+var findNode = sync.OnceValue(func() error {
+	path := os.Getenv(nodeVariable)
+	if path == "" {
+		found, err := exec.LookPath("node")
+		if err != nil {
+			return fmt.Errorf("no Node.js found, which Playwright's driver needs; install version %d or newer (`apt-get install nodejs`), or name it in %s", minNode, nodeVariable)
+		}
+		path = found
+	}
+	out, err := exec.Command(path, "--version").Output()
+	if err != nil {
+		return fmt.Errorf("run %s: %w", path, err)
+	}
+	major, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(string(out)), "v"), ".")
+	if n, err := strconv.Atoi(major); err != nil || n < minNode {
+		return fmt.Errorf("%s is version %s; Playwright's driver needs %d or newer", path, strings.TrimSpace(string(out)), minNode)
+	}
+	return os.Setenv(nodeVariable, path)
+})
+
+// installing serialises installations: two at once would write one directory.
+var installing sync.Mutex
+
+// EnsureDriver installs Playwright's driver (a JavaScript package from the npm
+// registry, no browser) unless the right version is there already, and writes
+// what it does to progress, which may be nil. It ends early with ctx, but an
+// installation that has begun goes on in the background.
+func EnsureDriver(ctx context.Context, progress io.Writer) error {
+	if err := findNode(); err != nil {
+		return err
+	}
+	if progress == nil {
+		progress = io.Discard
+	}
+	done := make(chan error, 1)
+	go func() {
+		installing.Lock()
+		defer installing.Unlock()
+		if driverInstalled() {
+			done <- nil
+			return
+		}
+		fmt.Fprintln(progress, "installing Playwright's driver from the npm registry")
+		err := pw.Install(&pw.RunOptions{SkipInstallBrowsers: true, Stdout: progress, Stderr: os.Stderr})
+		if err == nil {
+			fmt.Fprintln(progress, "installed Playwright's driver")
+		}
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			return fmt.Errorf("install Playwright's driver: %w", err)
+		}
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("install Playwright's driver: %w", context.Cause(ctx))
+	}
+}
+
+// driverInstalled reports whether the driver of the version that playwright-go
+// wants is there.
+func driverInstalled() bool {
+	d, err := pw.NewDriver(&pw.RunOptions{SkipInstallBrowsers: true})
+	if err != nil {
+		return false
+	}
+	out, err := d.Command("--version").Output()
+	return err == nil && strings.Contains(string(out), d.Version)
+}
+
+// driver is one run of Playwright's Node.js process.
+type driver struct {
+	pw    *pw.Playwright
+	pid   int
+	gone  chan struct{} // closed when the process has ended
+	watch func()
+}
+
+// startDriver starts Playwright. It takes about 2 s.
+func startDriver(ctx context.Context) (*driver, error) {
+	type started struct {
+		d   *driver
+		err error
+	}
+	done := make(chan started, 1)
+	go func() {
+		run, err := pw.Run(&pw.RunOptions{SkipInstallBrowsers: true, Stderr: io.Discard})
+		if err != nil {
+			done <- started{err: fmt.Errorf("start Playwright's driver: %w", err)}
+			return
+		}
+		d := &driver{pw: run, pid: run.Pid(), gone: make(chan struct{})}
+		fd, err := unix.PidfdOpen(d.pid, unix.PIDFD_NONBLOCK)
+		if err != nil {
+			done <- started{err: fmt.Errorf("watch Playwright's driver: %w", err)}
+			return
+		}
+		d.watch = watchExit(os.NewFile(uintptr(fd), "pidfd"), func() { close(d.gone) })
+		done <- started{d: d}
+	}()
+	select {
+	case s := <-done:
+		return s.d, s.err
+	case <-ctx.Done():
+		go func() { // the start cannot be interrupted; end what it makes
+			if s := <-done; s.d != nil {
+				s.d.stop()
+			}
+		}()
+		return nil, context.Cause(ctx)
+	}
+}
+
+// stop kills the driver and waits for its end. A kill rather than a goodbye:
+// what the driver is connected to shall go on living, and a hung one must not
+// hold us up.
+func (d *driver) stop() {
+	if err := syscall.Kill(d.pid, syscall.SIGKILL); err == nil {
+		<-d.gone
+	}
+	d.watch()
+}
+
+// ping asks the driver for something trivial.
+func (d *driver) ping(ctx context.Context) error {
+	done := make(chan error, 1)
+	go func() {
+		request, err := d.pw.Request.NewContext()
+		if err == nil {
+			err = request.Dispose()
+		}
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-d.gone:
+		return errDriverGone
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+var errDriverGone = errors.New("Playwright's driver died")
+
+// supervise keeps a driver running until ctx ends: it restarts one that died,
+// kills one that no longer answers, and waits longer after each failed start.
+func (p *Provider) supervise(ctx context.Context, d *driver) {
+	delay := time.Duration(0)
+	for {
+		if d != nil {
+			p.setDriver(d)
+			delay = 0
+			p.guard(ctx, d)
+			p.setDriver(nil)
+			d.stop()
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		p.log.Warn("restarting Playwright's driver", "after", delay)
+		select {
+		case <-time.After(delay):
+		case <-ctx.Done():
+			return
+		}
+		var err error
+		if d, err = startDriver(ctx); err != nil {
+			delay = min(max(2*delay, 500*time.Millisecond), 30*time.Second)
+			if ctx.Err() == nil {
+				p.log.Error("Playwright's driver does not start", "error", err)
+			}
+		}
+	}
+}
+
+// guard returns when the driver has died, answers no more, or ctx has ended.
+func (p *Provider) guard(ctx context.Context, d *driver) {
+	tick := time.NewTicker(5 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.gone:
+			p.log.Error("Playwright's driver died", "pid", d.pid)
+			return
+		case <-tick.C:
+		}
+		pingCtx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		err := d.ping(pingCtx)
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			p.log.Error("Playwright's driver does not answer; killing it", "pid", d.pid, "error", err)
+			return
+		}
+	}
+}
+
+// setDriver publishes the running driver, or nil while there is none.
+func (p *Provider) setDriver(d *driver) {
+	p.driverMu.Lock()
+	defer p.driverMu.Unlock()
+	p.driver = d
+	close(p.driverChanged)
+	p.driverChanged = make(chan struct{})
+}
+
+// awaitDriver returns the running driver, waiting for a restart.
+func (p *Provider) awaitDriver(ctx context.Context) (*driver, error) {
+	for {
+		p.driverMu.Lock()
+		d, changed := p.driver, p.driverChanged
+		p.driverMu.Unlock()
+		if d != nil {
+			select {
+			case <-d.gone: // and the supervisor has not noticed yet
+			default:
+				return d, nil
+			}
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}

@@ -1,0 +1,308 @@
+package playwright
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"image"
+	"image/color"
+	"image/draw"
+	"image/png"
+	"sync"
+	"time"
+
+	pw "github.com/mxschmitt/playwright-go"
+
+	"berth/internal/computer"
+	"berth/internal/providers"
+)
+
+// pictureLimit bounds one picture. A page whose main thread is busy longer
+// gives none.
+const pictureLimit = 20 * time.Second
+
+// capture takes a picture of the active page as the browser paints it. It has
+// no effect on the page, so when ctx ends only the picture's own session is
+// closed.
+func (s *sandbox) capture(ctx context.Context, conn *connection) (image.Image, *page, error) {
+	for {
+		p, err := conn.current(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		img, err := s.shoot(ctx, conn, p)
+		if errors.Is(err, pw.ErrTargetClosed) && s.moved(conn, p) {
+			continue // the page closed under it: another one is active now
+		}
+		return img, p, err
+	}
+}
+
+// moved reports whether p is no longer the active page, or shows so in a moment.
+func (s *sandbox) moved(conn *connection, p *page) bool {
+	select {
+	case <-p.closed:
+		return !conn.isGone() && !s.isDead()
+	case <-conn.gone:
+	case <-s.dead:
+	case <-time.After(settle):
+	}
+	return false
+}
+
+// shoot takes the picture of one page, with exactly the display's pixels.
+func (s *sandbox) shoot(ctx context.Context, conn *connection, p *page) (image.Image, error) {
+	d := s.display()
+	for try := 0; ; try++ {
+		raw, err := s.shootRaw(ctx, conn, p)
+		if err != nil {
+			return nil, err
+		}
+		img, err := png.Decode(bytes.NewReader(raw))
+		if err != nil {
+			return nil, fmt.Errorf("decode the browser's picture: %w: %w", err, providers.ErrUnavailable)
+		}
+		if size := img.Bounds().Size(); size == (image.Point{X: d.Width, Y: d.Height}) {
+			return img, nil
+		} else if try == 2 {
+			return nil, fmt.Errorf("the browser's picture is %v, the display %d×%d: %w", size, d.Width, d.Height, providers.ErrUnavailable)
+		}
+		// A window that has just opened, or whose display another client changed.
+		if err := s.ask(ctx, func() error { return p.SetViewportSize(d.Width, d.Height) }, func() {}); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (s *sandbox) shootRaw(ctx context.Context, conn *connection, p *page) ([]byte, error) {
+	session := make(chan pw.CDPSession, 1)
+	var out []byte
+	err := s.ask(ctx, func() error {
+		own, err := conn.context.NewCDPSession(p.Page)
+		if err != nil {
+			return fmt.Errorf("open a session for the picture: %w", err)
+		}
+		session <- own
+		shot, err := send[struct{ Data string }](own, "Page.captureScreenshot", map[string]any{
+			"format": "png", "optimizeForSpeed": true, "captureBeyondViewport": false,
+		})
+		if err != nil {
+			return err
+		}
+		if out, err = base64.StdEncoding.DecodeString(shot.Data); err != nil {
+			return fmt.Errorf("decode the browser's picture: %w", err)
+		}
+		return own.Detach()
+	}, func() { // detaching makes the command return
+		select {
+		case own := <-session:
+			_ = own.Detach() // fails only when the page or browser went, which also ends the command
+		case <-time.After(settle):
+		case <-s.dead:
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// arrow is the pointer: '#' is its outline, '.' its body. Its hot spot is the
+// top left corner.
+var arrow = []string{
+	"#",
+	"##",
+	"#.#",
+	"#..#",
+	"#...#",
+	"#....#",
+	"#.....#",
+	"#......#",
+	"#.......#",
+	"#........#",
+	"#.........#",
+	"#......#####",
+	"#...#..#",
+	"#..##..#",
+	"#.#  #..#",
+	"##   #..#",
+	"#     #..#",
+	"      #..#",
+	"       ##",
+}
+
+// drawPointer draws the pointer into a picture.
+func drawPointer(img draw.Image, at computer.Point) {
+	for dy, row := range arrow {
+		for dx, c := range row {
+			p := image.Pt(at.X+dx, at.Y+dy)
+			if !p.In(img.Bounds()) {
+				continue
+			}
+			switch c {
+			case '#':
+				img.Set(p.X, p.Y, color.Black)
+			case '.':
+				img.Set(p.X, p.Y, color.White)
+			}
+		}
+	}
+}
+
+// withPointer returns the picture with the pointer drawn.
+func withPointer(img image.Image, at computer.Point) image.Image {
+	canvas, ok := img.(draw.Image)
+	if !ok {
+		rgba := image.NewRGBA(img.Bounds())
+		draw.Draw(rgba, rgba.Bounds(), img, img.Bounds().Min, draw.Src)
+		canvas = rgba
+	}
+	drawPointer(canvas, at)
+	return canvas
+}
+
+// encoder trades bytes for time: a picture is sent once and kept for an hour.
+var encoder = png.Encoder{CompressionLevel: png.BestSpeed, BufferPool: &buffers{}}
+
+type buffers struct{ pool sync.Pool }
+
+func (b *buffers) Get() *png.EncoderBuffer {
+	buf, _ := b.pool.Get().(*png.EncoderBuffer) // nil when the pool is empty, which the encoder expects
+	return buf
+}
+func (b *buffers) Put(buf *png.EncoderBuffer) { b.pool.Put(buf) }
+
+func encode(img image.Image) ([]byte, error) {
+	var out bytes.Buffer
+	if err := encoder.Encode(&out, img); err != nil {
+		return nil, fmt.Errorf("encode the picture: %w", err)
+	}
+	return out.Bytes(), nil
+}
+
+// picture runs a screenshot or a zoom. A zoom is cut out of the whole picture
+// and has the region's size: the display has no finer pixels that enlarging
+// could show.
+func (r *run) picture(ctx context.Context, a computer.Action, out *providers.Result) error {
+	img, _, err := r.capture(ctx, r.conn)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	at := r.cursor
+	r.mu.Unlock()
+	img = withPointer(img, at)
+	if a.Type == computer.Zoom {
+		sub, ok := img.(interface {
+			SubImage(image.Rectangle) image.Image
+		})
+		if !ok {
+			return fmt.Errorf("cannot cut a %T", img)
+		}
+		img = sub.SubImage(image.Rect(a.Region.X, a.Region.Y, a.Region.X+a.Region.Width, a.Region.Y+a.Region.Height))
+	}
+	out.Image, err = encode(img)
+	return err
+}
+
+// Observe takes a picture of the active page. Address and titles come from the
+// browser's own process; the page is only asked for its pixels. The dialogs
+// and downloads are those since the last Observe that succeeded. When ctx ends
+// the sandbox lives on: nothing of an observation can arrive late.
+func (p *Provider) Observe(ctx context.Context, vm string) (providers.View, error) {
+	s, err := p.find(vm)
+	if err != nil {
+		return providers.View{}, err
+	}
+	limited, cancel := context.WithTimeoutCause(ctx, pictureLimit, errNoPicture)
+	defer cancel()
+	view, err := s.observe(limited)
+	if err == nil {
+		return view, nil
+	}
+	var conn *connection
+	if conn, _ = s.link(limited); conn == nil {
+		conn = &connection{}
+	}
+	fault, err := (&run{sandbox: s, conn: conn}).explain(limited, err)
+	if fault != nil {
+		err = fmt.Errorf("%w: %w", fault, providers.ErrUnavailable)
+	}
+	return providers.View{}, fmt.Errorf("observe vm %s: %w", vm, err)
+}
+
+var errNoPicture = fmt.Errorf("the page gave no picture in %s: %w", pictureLimit, providers.ErrTimeout)
+
+func (s *sandbox) observe(ctx context.Context) (providers.View, error) {
+	conn, err := s.link(ctx)
+	if err != nil {
+		return providers.View{}, err
+	}
+	img, shown, err := s.capture(ctx, conn)
+	if err != nil {
+		return providers.View{}, err
+	}
+	taken := time.Now().UTC()
+	pages, err := s.describePages(ctx, conn, shown)
+	if err != nil {
+		return providers.View{}, err
+	}
+	s.mu.Lock()
+	cursor := s.cursor
+	s.mu.Unlock()
+	raw, err := encode(withPointer(img, cursor))
+	if err != nil {
+		return providers.View{}, err
+	}
+	o := computer.Observation{Cursor: &cursor, Pages: pages, TakenAt: taken}
+	for _, page := range pages {
+		if page.Active {
+			o.URL, o.Title = page.URL, page.Title
+		}
+	}
+	s.mu.Lock()
+	o.Dialogs, o.Downloads = s.dialogs, s.downloads
+	s.dialogs, s.downloads = nil, nil
+	s.mu.Unlock()
+	return providers.View{PNG: raw, Observation: o}, nil
+}
+
+// describePages asks the browser's process for the pages' addresses and titles.
+func (s *sandbox) describePages(ctx context.Context, conn *connection, shown *page) ([]computer.Page, error) {
+	type target struct{ TargetID, Title, URL string }
+	var infos []target
+	err := s.ask(ctx, func() error {
+		got, err := send[struct{ TargetInfos []target }](conn.root, "Target.getTargets", nil)
+		infos = got.TargetInfos
+		return err
+	}, func() {}) // the browser's own process answers, or is dead
+	if err != nil {
+		return nil, err
+	}
+	pages, _ := conn.all()
+	var out []computer.Page
+	for _, p := range pages {
+		select {
+		case <-p.ready:
+		default:
+			continue // it is opening
+		}
+		for _, info := range infos {
+			if info.TargetID == p.target {
+				out = append(out, computer.Page{URL: info.URL, Title: title(info.Title, info.URL), Active: p == shown})
+			}
+		}
+	}
+	return out, nil
+}
+
+// title drops what the browser shows in place of a title that a page lacks:
+// its address.
+func title(shown, url string) string {
+	if shown == url || len(url) > len(shown) && url[len(url)-len(shown):] == shown {
+		return ""
+	}
+	return shown
+}
