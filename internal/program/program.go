@@ -75,13 +75,13 @@ const EnvironmentHelp = `  NATS_URL             nats://[user:password@]host:port
 
 // Service is one of the three services.
 type Service struct {
-	Name   string // its word everywhere: bus user, span, log
-	About  string // what it does, for -h
-	Env    string // what it reads beside the shared environment, for -h
-	Config any    // pointer to its config, which embeds Config
+	Name  string // its word everywhere: bus user, span, log
+	About string // what it does, for -h
+	Env   string // what it reads beside the shared environment, for -h
+	// Config points to the service's config, which embeds Config; Shared to
+	// that part. Validate, once it is parsed, lists every fault of both.
+	Config interface{ Validate() []error }
 	Shared *Config
-	// Validate lists every fault of the config, the shared part included.
-	Validate func() []error
 	// Run is the role. It returns nil once it has drained after ctx ended.
 	Run func(ctx context.Context, p *Process) error
 }
@@ -112,7 +112,7 @@ func Main(s Service) int {
 		fmt.Fprintf(os.Stderr, "%s: takes no argument, got %q\n\n%s", s.Name, flags.Arg(0), usage)
 		return ExitUsage
 	}
-	faults := append(Parse(s.Config), s.Validate()...)
+	faults := append(Parse(s.Config), s.Config.Validate()...)
 	if len(faults) > 0 {
 		Complain(os.Stderr, s.Name, faults)
 		return ExitUsage
