@@ -28,6 +28,8 @@ type connection struct {
 	gone    chan struct{}
 	over    sync.Once
 
+	clipboard *clipboard
+
 	mu      sync.Mutex
 	pages   []*page // in the order opened; the last activated is active
 	active  *page
@@ -41,6 +43,7 @@ type page struct {
 	target string        // CDP target id
 	closed chan struct{}
 	ready  chan struct{} // closed when cdp and the display are set, or closed is
+	loaded chan struct{} // gets a token when a document has loaded
 	mouse  computer.Point
 	placed bool // the page's pointer is at mouse
 }
@@ -68,6 +71,10 @@ func dial(ctx context.Context, s *sandbox, d *driver) (*connection, error) {
 		c.context = b.Contexts()[0]
 		if c.root, err = b.NewBrowserCDPSession(); err != nil {
 			return fmt.Errorf("open the browser's session: %w", err)
+		}
+		c.clipboard = newClipboard(c.root)
+		if err := c.guard(); err != nil {
+			return err
 		}
 		return c.attach()
 	})
@@ -163,7 +170,7 @@ func (c *connection) addPage(raw pw.Page) *page {
 			return p
 		}
 	}
-	p := &page{Page: raw, closed: make(chan struct{}), ready: make(chan struct{})}
+	p := &page{Page: raw, closed: make(chan struct{}), ready: make(chan struct{}), loaded: make(chan struct{}, 1)}
 	c.pages = append(c.pages, p)
 	c.activate(p)
 	c.mu.Unlock()
@@ -199,6 +206,15 @@ func (c *connection) prepare(p *page) error {
 		return err
 	}
 	p.target = info.TargetInfo.TargetID
+	session.On("Page.loadEventFired", func(any) {
+		select {
+		case p.loaded <- struct{}{}:
+		default:
+		}
+	})
+	if _, err := send[none](session, "Page.enable", nil); err != nil {
+		return err
+	}
 	d := c.s.display()
 	if err := p.SetViewportSize(d.Width, d.Height); err != nil {
 		return fmt.Errorf("set the display: %w", err)

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	pw "github.com/mxschmitt/playwright-go"
-
 	"berth/internal/computer"
 	"berth/internal/providers"
 )
@@ -77,80 +75,88 @@ func (r *run) open(ctx context.Context, target string) error {
 	if err != nil {
 		return err
 	}
-	p := r.page
-	limited, cancel := context.WithTimeoutCause(ctx, answerWithin, errActionLimit)
+	limited, cancel := context.WithTimeoutCause(ctx, answerWithin, errNoAnswer)
 	defer cancel()
-	err = r.navigate(limited, p, func() error {
-		_, err := p.Goto(to, pw.PageGotoOptions{WaitUntil: pw.WaitUntilStateCommit, Timeout: pw.Float(0)})
-		return err
-	})
-	if err == nil {
-		waitCtx, done := context.WithTimeoutCause(limited, loadWithin, errLoadsOn)
-		defer done()
-		err = r.ask(waitCtx, func() error {
-			return p.WaitForLoadState(pw.PageWaitForLoadStateOptions{State: pw.LoadStateLoad, Timeout: pw.Float(float64(loadWithin.Milliseconds()))})
-		}, func() {}) // its own time-out ends it
-		if errors.Is(err, errLoadsOn) || errors.Is(err, pw.ErrTimeout) {
-			return nil
-		}
+	select { // forget the load of the document before
+	case <-r.page.loaded:
+	default:
 	}
+	went, err := r.navigate(limited, to)
 	switch {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
-	case errors.Is(err, errActionLimit):
+	case errors.Is(err, errNoAnswer) && ctx.Err() == nil && !r.isDead():
 		return &computer.Fault{Code: codeTimeout, Message: fmt.Sprintf("%s did not answer in %s; the load was stopped", to, answerWithin)}
-	case strings.Contains(err.Error(), "Download is starting"):
+	case err != nil:
+		return err
+	case went.IsDownload:
 		return nil
-	case errors.Is(err, providers.ErrLost), errors.Is(err, providers.ErrUnavailable), errors.Is(err, pw.ErrTargetClosed):
-		return err
+	case went.ErrorText != "":
+		return &computer.Fault{Code: codeNavigation, Message: went.ErrorText}
+	case went.LoaderID == "": // another place in the same document
+		return nil
 	}
-	return &computer.Fault{Code: codeNavigation, Message: reason(err)}
-}
-
-var errLoadsOn = errors.New("the page loads on")
-
-// navigate runs a navigation. When ctx ends it stops the load, which makes the
-// call return; a page that cannot even be stopped is closed with its browser.
-func (r *run) navigate(ctx context.Context, p *page, load func() error) error {
-	done := make(chan error, 1)
-	if !r.work.Go(func() { done <- load() }) {
-		return r.lost()
-	}
+	timer := time.NewTimer(loadWithin)
+	defer timer.Stop()
 	select {
-	case err := <-done:
-		return err
+	case <-r.page.loaded:
+	case <-timer.C: // it loads on
+	case <-r.page.closed: // it closed itself, having been opened
 	case <-r.dead:
 		return r.lost()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-r.p.ctx.Done():
+		return errClosed
+	}
+	return nil
+}
+
+var errNoAnswer = errors.New("the page did not answer")
+
+// navigation is what Page.navigate answers when the browser has shown the new
+// document, or knows that it will not.
+type navigation struct {
+	ErrorText  string // the browser's reason, such as net::ERR_CONNECTION_REFUSED
+	LoaderID   string
+	IsDownload bool
+}
+
+// navigate goes to an address. When ctx ends it stops the load, which makes
+// the call return; if that does not help the browser is closed.
+func (r *run) navigate(ctx context.Context, to string) (navigation, error) {
+	p := r.page
+	type outcome struct {
+		went navigation
+		err  error
+	}
+	done := make(chan outcome, 1)
+	if !r.work.Go(func() {
+		went, err := send[navigation](p.cdp, "Page.navigate", map[string]any{"url": to})
+		done <- outcome{went, err}
+	}) {
+		return navigation{}, r.lost()
+	}
+	select {
+	case o := <-done:
+		return o.went, o.err
+	case <-r.dead:
+		return navigation{}, r.lost()
 	case <-ctx.Done():
 	}
 	stopCtx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), graceOnCancel, context.Cause(ctx))
 	defer cancel()
-	err := r.call(stopCtx, func() error {
+	if err := r.call(stopCtx, func() error {
 		_, err := send[none](p.cdp, "Page.stopLoading", nil)
 		return err
-	})
-	if err != nil {
-		return err
+	}); err != nil {
+		return navigation{}, err
 	}
 	select {
 	case <-done: // with ERR_ABORTED
-		return context.Cause(ctx)
+		return navigation{}, context.Cause(ctx)
 	case <-r.dead:
-		return r.lost()
+		return navigation{}, r.lost()
 	case <-stopCtx.Done():
 		r.bury(errors.New("a load could not be stopped"))
-		return r.lost()
+		return navigation{}, r.lost()
 	}
-}
-
-var netError = regexp.MustCompile(`net::[A-Z_]+`)
-
-// reason finds the browser's own reason in Playwright's message.
-func reason(err error) string {
-	if code := netError.FindString(err.Error()); code != "" {
-		return code
-	}
-	return firstLine(err)
 }

@@ -60,9 +60,10 @@ type Provider struct {
 	boxes  map[string]*slot // by vm
 	spares []*sandbox       // warm, oldest first
 	dying  map[*sandbox]string
-	quiet  chan struct{} // closed and renewed when a dying browser is gone
-	epoch  uint64        // the highest lease epoch seen
-	refill chan struct{} // tells the filler to look
+	ports  map[string]int // debugging ports of all browsers here; see guard
+	quiet  chan struct{}  // closed and renewed when a dying browser is gone
+	epoch  uint64         // the highest lease epoch seen
+	refill chan struct{}  // tells the filler to look
 }
 
 // slot is a vm that takes up capacity.
@@ -101,7 +102,7 @@ func New(ctx context.Context, opts Options) (*Provider, error) {
 	}
 	p := &Provider{
 		opts: opts, log: opts.Logger.With("server", opts.ServerID), launches: make(chan struct{}, max(2, runtime.NumCPU())),
-		driverChanged: make(chan struct{}), boxes: map[string]*slot{}, dying: map[*sandbox]string{}, quiet: make(chan struct{}),
+		driverChanged: make(chan struct{}), boxes: map[string]*slot{}, dying: map[*sandbox]string{}, ports: map[string]int{}, quiet: make(chan struct{}),
 		refill: make(chan struct{}, 1),
 	}
 	if p.state, err = openState(ctx, opts.StateDir); err != nil {
@@ -337,6 +338,9 @@ func (p *Provider) forget(s *sandbox, vm string) {
 func (p *Provider) buried(s *sandbox) {
 	p.mu.Lock()
 	delete(p.dying, s)
+	if p.ports[s.proc.port()]--; p.ports[s.proc.port()] == 0 {
+		delete(p.ports, s.proc.port())
+	}
 	close(p.quiet)
 	p.quiet = make(chan struct{})
 	p.mu.Unlock()

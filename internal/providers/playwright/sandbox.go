@@ -60,6 +60,9 @@ func newSandbox(p *Provider, dir string, proc *process, rec record) *sandbox {
 		cursor: computer.Point{X: rec.Display.Width / 2, Y: rec.Display.Height / 2},
 	}
 	s.turn <- struct{}{}
+	p.mu.Lock()
+	p.ports[proc.port()]++ // until buried
+	p.mu.Unlock()
 	return s
 }
 
