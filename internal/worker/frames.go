@@ -1,0 +1,114 @@
+package worker
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"image/png"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"berth/internal/computer"
+	"berth/internal/events"
+	"berth/internal/providers"
+)
+
+// Times of pictures in FRAMES, which drops them after a day.
+const (
+	uploadTime = 15 * time.Second
+	frameFresh = 12 * time.Hour // an older upload is made again, for a new result that names it
+)
+
+// frameStore keeps pictures in the object store, each once.
+type frameStore struct {
+	store jetstream.ObjectStore
+
+	mu   sync.Mutex
+	last map[string]frame // by vm: the picture stored last
+}
+
+type frame struct {
+	name     string
+	uploaded time.Time
+}
+
+func (s *frameStore) forget(vm string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.last, vm)
+}
+
+// put stores a PNG under <vm>/<sha256> unless it is there.
+func (s *frameStore) put(ctx context.Context, vm string, image []byte) (computer.Picture, error) {
+	config, err := png.DecodeConfig(bytes.NewReader(image))
+	if err != nil {
+		return computer.Picture{}, fmt.Errorf("not a PNG: %w", err)
+	}
+	sum := sha256.Sum256(image)
+	p := computer.Picture{MediaType: "image/png", Width: config.Width, Height: config.Height, Bytes: len(image), SHA256: hex.EncodeToString(sum[:])}
+	p.Object = vm + "/" + p.SHA256
+	s.mu.Lock()
+	last := s.last[vm]
+	s.mu.Unlock()
+	if last.name == p.Object && time.Since(last.uploaded) < frameFresh {
+		return p, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, uploadTime)
+	defer cancel()
+	uploaded, err := s.upload(ctx, p.Object, image)
+	if err != nil {
+		return computer.Picture{}, fmt.Errorf("store picture: %w", err)
+	}
+	s.mu.Lock()
+	s.last[vm] = frame{p.Object, uploaded}
+	s.mu.Unlock()
+	return p, nil
+}
+
+func (s *frameStore) upload(ctx context.Context, name string, image []byte) (time.Time, error) {
+	info, err := s.store.GetInfo(ctx, name)
+	switch {
+	case err == nil && time.Since(info.ModTime) < frameFresh:
+		return info.ModTime, nil
+	case err != nil && !errors.Is(err, jetstream.ErrObjectNotFound):
+		return time.Time{}, err
+	}
+	_, err = s.store.PutBytes(ctx, name, image)
+	return time.Now(), err
+}
+
+// keep stores a picture of a vm.
+func (t *tenure) keep(ctx context.Context, vm string, image []byte) (computer.Picture, error) {
+	// A picture that was taken is kept although the sandbox is killed or the
+	// lease is lost meanwhile.
+	ctx, done := linger(ctx)
+	defer done()
+	p, err := t.frames.put(ctx, vm, image)
+	t.at(AfterUpload, vm)
+	return p, err
+}
+
+// picture looks at a sandbox and stores what it sees.
+func (t *tenure) picture(ctx context.Context, vm string) (*computer.Observation, error) {
+	bound, cancel := context.WithTimeoutCause(ctx, observeTime, errTimedOut)
+	defer cancel()
+	view, err := bounded(bound, func(ctx context.Context) (providers.View, error) { return t.provider.Observe(ctx, vm) })
+	t.report(err)
+	if err != nil {
+		if errors.Is(err, providers.ErrLost) || errors.Is(err, providers.ErrNotFound) {
+			ask(t.look)
+		}
+		return nil, fmt.Errorf("look at vm %s: %w", vm, err)
+	}
+	o := view.Observation
+	trim(&o)
+	if o.Screenshot, err = t.keep(ctx, vm, view.PNG); err != nil {
+		return nil, fault(events.CodeNoPicture, "vm %s: %v", vm, err)
+	}
+	return &o, nil
+}

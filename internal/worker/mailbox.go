@@ -1,0 +1,147 @@
+package worker
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// item is one delivered message.
+type item struct {
+	msg       jetstream.Msg
+	seq       uint64 // in the stream
+	published time.Time
+	fresh     bool // published since the consumer was read: counts for the backlog
+	busy      bool // over the backlog: to be rejected
+
+	cancel context.CancelCauseFunc // of the run; nil while nothing runs; guarded by lanes.mu
+}
+
+// lanes run items one at a time per key and in parallel between keys, each in
+// the order put. A key's goroutine lives while it has something to do.
+type lanes struct {
+	limit  int // fresh items that wait per key; 0: no limit
+	handle func(context.Context, *item)
+
+	mu      sync.Mutex
+	boxes   map[string]*mailbox
+	held    map[uint64]*item // put and not yet handled
+	stopped bool
+	wg      sync.WaitGroup
+}
+
+type mailbox struct {
+	waiting []*item
+	fresh   int // of those waiting
+	running *item
+	last    uint64 // highest sequence put
+}
+
+// busyLane is the key of items over the backlog; no vm id has a space.
+const busyLane = " busy"
+
+func newLanes(limit int, handle func(context.Context, *item)) *lanes {
+	return &lanes{limit: limit, handle: handle, boxes: map[string]*mailbox{}, held: map[uint64]*item{}}
+}
+
+// put takes an item over. It returns false where the item is not held and is
+// older than what its lane has taken: it has been handled already.
+func (l *lanes) put(ctx context.Context, key string, it *item) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.stopped || l.held[it.seq] != nil {
+		return true
+	}
+	if b := l.boxes[key]; b != nil {
+		if it.seq <= b.last {
+			return false
+		}
+		b.last = it.seq
+		if l.limit > 0 && it.fresh && b.fresh >= l.limit {
+			it.busy, key = true, busyLane
+		}
+	}
+	b := l.boxes[key]
+	if b == nil {
+		b = &mailbox{}
+		l.boxes[key] = b
+		l.wg.Go(func() { l.work(ctx, key, b) })
+	}
+	b.last = max(b.last, it.seq)
+	b.waiting = append(b.waiting, it)
+	if it.fresh {
+		b.fresh++
+	}
+	l.held[it.seq] = it
+	return true
+}
+
+// work handles a lane's items until it has none, or the lanes are stopped.
+func (l *lanes) work(ctx context.Context, key string, b *mailbox) {
+	for {
+		l.mu.Lock()
+		if len(b.waiting) == 0 || l.stopped {
+			delete(l.boxes, key)
+			l.mu.Unlock()
+			return
+		}
+		it := b.waiting[0]
+		b.waiting[0] = nil
+		b.waiting = b.waiting[1:]
+		if it.fresh {
+			b.fresh--
+		}
+		b.running = it
+		l.mu.Unlock()
+		l.handle(ctx, it)
+		l.mu.Lock()
+		b.running = nil
+		delete(l.held, it.seq)
+		l.mu.Unlock()
+	}
+}
+
+// begin returns the context of an item's run, which cancelBefore can end. done
+// must be called.
+func (l *lanes) begin(ctx context.Context, it *item) (run context.Context, done func()) {
+	run, cancel := context.WithCancelCause(ctx)
+	l.mu.Lock()
+	it.cancel = cancel
+	l.mu.Unlock()
+	return run, func() {
+		l.mu.Lock()
+		it.cancel = nil
+		l.mu.Unlock()
+		cancel(context.Canceled)
+	}
+}
+
+// cancelBefore cancels what runs in a lane if its sequence is below seq.
+func (l *lanes) cancelBefore(key string, seq uint64, cause error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if b := l.boxes[key]; b != nil && b.running != nil && b.running.cancel != nil && b.running.seq < seq {
+		b.running.cancel(cause)
+	}
+}
+
+// stop lets no further item begin and returns when none runs.
+func (l *lanes) stop() {
+	l.mu.Lock()
+	l.stopped = true
+	l.mu.Unlock()
+	l.wg.Wait()
+}
+
+// messages returns those of the items held.
+func (l *lanes) messages() []jetstream.Msg {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make([]jetstream.Msg, 0, len(l.held))
+	for _, it := range l.held {
+		out = append(out, it.msg)
+	}
+	return out
+}

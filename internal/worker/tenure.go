@@ -1,0 +1,309 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/sony/gobreaker/v2"
+
+	"berth/internal/bus"
+	"berth/internal/kv"
+	"berth/internal/providers"
+)
+
+// tenure is one hold of one server's lease.
+type tenure struct {
+	*handles
+	w        *Worker
+	js       jetstream.JetStream
+	log      *slog.Logger
+	server   Server
+	lease    *kv.Lease
+	provider providers.Provider
+	breaker  *gobreaker.TwoStepCircuitBreaker[struct{}]
+	frames   frameStore
+
+	commands *lanes // create, act, observe, pause, resume
+	kills    *lanes
+
+	look chan struct{} // asks for an inventory now
+	beat chan struct{} // asks for a heartbeat now
+
+	mu     sync.Mutex
+	boxes  map[string]box      // sandboxes that serve commands, by vm
+	killed map[string]killMark // by vm
+	claims map[string]bool     // tokens that this tenure is working on
+	locks  map[string]*vmLock
+	state  kv.Heartbeat        // what the next heartbeat says
+	ready  map[placement]bool  // whether a placement's create is known to have been ok
+	orphan map[placement]stray // sandboxes without allocation
+}
+
+// placement names one life of a vm.
+type placement struct {
+	vm    string
+	fence uint64
+}
+
+func newTenure(w *Worker, s Server, h *handles, lease *kv.Lease, log *slog.Logger) *tenure {
+	t := &tenure{
+		handles: h, w: w, js: w.opts.JS, server: s, lease: lease,
+		log:  log.With("epoch", lease.Epoch),
+		look: make(chan struct{}, 1), beat: make(chan struct{}, 1),
+		boxes: map[string]box{}, killed: map[string]killMark{}, claims: map[string]bool{}, locks: map[string]*vmLock{},
+		ready: map[placement]bool{}, orphan: map[placement]stray{},
+		frames: frameStore{store: h.pictures, last: map[string]frame{}},
+	}
+	t.state = kv.Heartbeat{Server: s.ID, Worker: w.opts.Name, Epoch: lease.Epoch, Probe: "not opened yet"}
+	t.breaker = newBreaker(s.ID, func() { ask(t.beat) })
+	t.commands = newLanes(bus.BacklogPerSandbox, t.command)
+	t.kills = newLanes(0, t.kill)
+	return t
+}
+
+// run serves from the moment the lease is held until it is lost (an error) or
+// ctx ends (nil). Everything it started has ended when it returns.
+func (t *tenure) run(ctx, held context.Context) error {
+	work, cancel := context.WithCancelCause(held)
+	defer cancel(errStopping)
+	t.log.Info("tenure begins", "worker", t.w.opts.Name)
+	var background sync.WaitGroup
+	background.Go(func() { t.beats(work) })
+	defer background.Wait()
+	defer cancel(errStopping)
+
+	// Until commands are served a drain has nothing to wait for.
+	starting := context.AfterFunc(ctx, func() { cancel(errStopping) })
+	defer starting()
+	if err := t.open(work); err != nil {
+		return t.ended(ctx, work, err)
+	}
+	defer t.close()
+	if err := t.register(work); err != nil {
+		return t.ended(ctx, work, err)
+	}
+	background.Go(func() { t.probes(work) })
+	t.takeStock(work)
+	background.Go(func() { t.inventory(work) })
+	background.Go(func() { t.keepHeld(work) })
+
+	pulling, stopPulling := context.WithCancelCause(work)
+	defer stopPulling(errStopping)
+	var pulls sync.WaitGroup
+	if starting() {
+		for _, spec := range bus.ServerConsumers(t.server.ID, t.server.Config.MaxContainers) {
+			lane := t.commands
+			if spec.Durable == bus.KillConsumer(t.server.ID) {
+				lane = t.kills
+			}
+			pulls.Go(func() { t.consume(pulling, work, spec, lane) })
+		}
+	}
+	select {
+	case <-ctx.Done():
+	case <-work.Done():
+	}
+	stopPulling(errStopping)
+	pulls.Wait()
+	t.drain(work, cancel)
+	return t.ended(ctx, work, nil)
+}
+
+// drain lets what runs finish within the grace period and cancels it then.
+// What waits is left to the successor.
+func (t *tenure) drain(work context.Context, cancel context.CancelCauseFunc) {
+	done := make(chan struct{})
+	go func() {
+		t.commands.stop()
+		t.kills.stop()
+		close(done)
+	}()
+	grace := time.NewTimer(drainGrace)
+	defer grace.Stop()
+	select {
+	case <-done:
+	case <-grace.C:
+		cancel(errStopping)
+		<-done
+	case <-work.Done():
+		<-done
+	}
+}
+
+// ended says why a tenure ended, nil for a drain.
+func (t *tenure) ended(ctx, work context.Context, err error) error {
+	cause := context.Cause(work)
+	switch {
+	case errors.Is(cause, kv.ErrLeaseLost):
+		return cause
+	case ctx.Err() != nil:
+		t.log.Info("tenure ends")
+		return nil
+	case err != nil:
+		return err
+	}
+	return cause
+}
+
+// open opens the provider, trying again for a while: another worker may still
+// be closing it.
+func (t *tenure) open(ctx context.Context) error {
+	start := time.Now()
+	for attempt := 0; ; attempt++ {
+		p, err := t.server.Open(ctx)
+		if err == nil {
+			t.provider = p
+			info := p.Info()
+			if len(t.server.Config.Capabilities) == 0 {
+				t.server.Config.Capabilities = info.Capabilities
+			}
+			if t.server.Config.Provider == "" {
+				t.server.Config.Provider = info.Kind
+			}
+			return nil
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		t.setProbe(fmt.Sprintf("cannot open: %v", err))
+		if attempt == 0 {
+			t.log.Warn("provider does not open; trying again", "err", err)
+		}
+		if time.Since(start) > openPatience {
+			return fmt.Errorf("provider does not open: %w", err)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(min(250*time.Millisecond<<min(attempt, 5), 5*time.Second)):
+		}
+	}
+}
+
+func (t *tenure) close() {
+	if err := t.provider.Close(); err != nil {
+		t.log.Warn("provider does not close", "err", err)
+	}
+}
+
+// errSuperseded: a worker with a later epoch has registered.
+var errSuperseded = errors.New("another worker has registered with a later epoch")
+
+// register writes the server's registry entry with this tenure's epoch. From
+// here on a worker of an earlier epoch cannot register.
+func (t *tenure) register(ctx context.Context) error {
+	config := t.server.Config
+	_, _, err := kv.Update(ctx, t.placements, kv.ServerKey(t.server.ID), func(s *kv.Server, _ uint64) error {
+		if s.Epoch > t.lease.Epoch {
+			return fmt.Errorf("epoch %d after %d: %w", s.Epoch, t.lease.Epoch, errSuperseded)
+		}
+		s.ID, s.Config, s.Worker, s.Epoch = t.server.ID, config, t.w.opts.Name, t.lease.Epoch
+		if s.Admin == "" {
+			s.Admin = kv.Active
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("register server: %w", err)
+	}
+	return nil
+}
+
+// keepHeld tells the server every third of the ack wait that the messages held
+// are being worked on.
+func (t *tenure) keepHeld(ctx context.Context) {
+	wait := bus.ServerConsumers(t.server.ID, 1)[0].AckWait
+	for sleep(ctx, wait/3) {
+		for _, l := range []*lanes{t.commands, t.kills} {
+			for _, m := range l.messages() {
+				if err := m.InProgress(); err != nil && !errors.Is(err, jetstream.ErrMsgAlreadyAckd) {
+					t.log.Debug("message not kept", "err", err)
+				}
+			}
+		}
+	}
+}
+
+// retry repeats fn until it succeeds, its error is one of final, or ctx ends.
+func retry(ctx context.Context, fn func() error, final ...error) error {
+	for attempt := 0; ; attempt++ {
+		err := fn()
+		if err == nil {
+			return nil
+		}
+		for _, f := range final {
+			if errors.Is(err, f) {
+				return err
+			}
+		}
+		if bus.Pause(ctx, attempt) != nil {
+			return err
+		}
+	}
+}
+
+// sleep reports whether d has passed before ctx ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// ask wakes whoever waits for c; several asks before it wakes are one.
+func ask(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// linger returns ctx's values with a life that goes on for lingerTime after
+// ctx ends: for publishing what is known although the lease is lost or the
+// grace period is over. In a crash it ends at once.
+func linger(ctx context.Context) (context.Context, context.CancelFunc) {
+	out, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		cause := context.Cause(ctx)
+		if !errors.Is(cause, errAbandoned) {
+			sleep(out, lingerTime)
+		}
+		cancel(cause)
+	})
+	return out, func() { stop(); cancel(context.Canceled) }
+}
+
+// record reads the server's own record through the leader until it is known.
+func (t *tenure) record(ctx context.Context) (kv.Server, error) {
+	var s kv.Server
+	err := retry(ctx, func() (err error) {
+		s, _, err = kv.Get[kv.Server](ctx, t.placements, kv.ServerKey(t.server.ID))
+		return err
+	}, kv.ErrNotFound)
+	if errors.Is(err, kv.ErrNotFound) {
+		return kv.Server{}, nil
+	}
+	return s, err
+}
+
+// where reads a vm's placement; nil where there is none.
+func (t *tenure) where(ctx context.Context, vm string) (*kv.Placement, error) {
+	var p kv.Placement
+	err := retry(ctx, func() (err error) {
+		p, _, err = kv.Get[kv.Placement](ctx, t.placements, kv.VMKey(vm))
+		return err
+	}, kv.ErrNotFound)
+	if errors.Is(err, kv.ErrNotFound) {
+		return nil, nil
+	}
+	return &p, err
+}

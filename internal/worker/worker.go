@@ -1,0 +1,313 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	"berth/internal/bus"
+	"berth/internal/events"
+	"berth/internal/kv"
+	"berth/internal/providers"
+)
+
+// Times of a worker.
+const (
+	DefaultLeaseTTL = 10 * time.Second
+	drainGrace      = 10 * time.Second       // for what runs when the worker is told to stop
+	lingerTime      = 5 * time.Second        // for publishing results after the lease has ended
+	openPatience    = 30 * time.Second       // of a lease holder that cannot open its provider, where another may
+	turnUnit        = 250 * time.Millisecond // by which each lease that is held delays taking the next
+	maxTurn         = 3 * time.Second
+)
+
+// Causes with which a tenure's or a command's context ends.
+var (
+	errStopping  = errors.New("the worker is stopping")
+	errAbandoned = errors.New("the worker is gone") // only in tests: as if the process had been killed
+	errKilled    = errors.New("the sandbox was killed")
+	errTimedOut  = errors.New("no answer in the time that the command may take")
+)
+
+// Server is one server of a worker's registry.
+type Server struct {
+	ID     string
+	Config kv.ServerConfig // Capabilities are the provider's where empty
+	// Open connects to the server. It is called only while the server's lease
+	// is held, and again for each tenure; the tenure closes what it returns. Its
+	// context lasts as long as the tenure.
+	Open func(ctx context.Context) (providers.Provider, error)
+}
+
+// Options of a Worker.
+type Options struct {
+	JS       jetstream.JetStream
+	Name     string // unique among all processes
+	Servers  []Server
+	Log      *slog.Logger
+	Tracer   trace.Tracer  // nil: none
+	Meter    metric.Meter  // nil: none
+	LeaseTTL time.Duration // 0: DefaultLeaseTTL; at most kv.LeaseBucketTTL
+
+	// Hook, in tests only, is called at each Point with the vm concerned.
+	Hook func(p Point, vm string)
+}
+
+// ticket is a place in the order of turns; its identity is its address.
+type ticket struct{ _ byte }
+
+// Worker executes the commands of its servers.
+type Worker struct {
+	opts  Options
+	inst  *instruments
+	alive context.CancelCauseFunc // set by Run; ends everything at once
+
+	mu      sync.Mutex
+	held    int       // leases held
+	turns   []*ticket // those that wait for their turn, in order of arrival
+	results map[string]unpublished
+}
+
+// New checks the options and returns a Worker, or every fault at once.
+func New(opts Options) (*Worker, error) {
+	if opts.LeaseTTL == 0 {
+		opts.LeaseTTL = DefaultLeaseTTL
+	}
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	var errs []error
+	if opts.JS == nil {
+		errs = append(errs, errors.New("no JetStream"))
+	}
+	if opts.Name == "" {
+		errs = append(errs, errors.New("a worker needs a name that no other process has"))
+	}
+	if opts.LeaseTTL < 0 || opts.LeaseTTL > kv.LeaseBucketTTL {
+		errs = append(errs, fmt.Errorf("lease of %s: at most %s", opts.LeaseTTL, kv.LeaseBucketTTL))
+	}
+	if len(opts.Servers) == 0 {
+		errs = append(errs, errors.New("no servers"))
+	}
+	opts.Servers = slices.Clone(opts.Servers)
+	seen := map[string]bool{}
+	for i := range opts.Servers {
+		s := &opts.Servers[i]
+		if err := s.check(); err != nil {
+			errs = append(errs, err)
+		}
+		if seen[s.ID] {
+			errs = append(errs, fmt.Errorf("server %s: given twice", s.ID))
+		}
+		seen[s.ID] = true
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("worker: %w", err)
+	}
+	inst, err := newInstruments(opts.Tracer, opts.Meter)
+	if err != nil {
+		return nil, fmt.Errorf("worker: %w", err)
+	}
+	return &Worker{opts: opts, inst: inst, results: map[string]unpublished{}}, nil
+}
+
+// check fills defaults and finds the first fault.
+func (s *Server) check() error {
+	if err := events.CheckServerID(s.ID); err != nil {
+		return err
+	}
+	if s.Open == nil {
+		return fmt.Errorf("server %s: no provider", s.ID)
+	}
+	if n := s.Config.MaxContainers; n < 1 || n > 1000 {
+		return fmt.Errorf("server %s: maxContainers %d; want 1 to 1000", s.ID, n)
+	}
+	switch s.Config.Isolation {
+	case "":
+		s.Config.Isolation = kv.IsolationRole
+	case kv.IsolationNone, kv.IsolationRole, kv.IsolationTenant:
+	default:
+		return fmt.Errorf("server %s: isolation %q; want none, role or tenant", s.ID, s.Config.Isolation)
+	}
+	if len(s.Config.Roles) == 0 {
+		s.Config.Roles = []string{events.DefaultRole}
+	}
+	for _, r := range s.Config.Roles {
+		if err := events.CheckID("role", r); err != nil {
+			return fmt.Errorf("server %s: %w", s.ID, err)
+		}
+	}
+	return nil
+}
+
+// Run serves until ctx ends and then drains: it stops pulling, lets what runs
+// finish for up to 10 s, cancels the rest (which ends `unknown`), and releases
+// its leases. It returns nil after a clean drain. It is to be called once.
+func (w *Worker) Run(ctx context.Context) error {
+	alive, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer end(errStopping)
+	w.mu.Lock()
+	w.alive = end
+	w.mu.Unlock()
+	handles, err := w.handles(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	// Another order in each process, so that workers that start together do not
+	// all begin with the same server.
+	servers := slices.Clone(w.opts.Servers)
+	rand.Shuffle(len(servers), func(i, j int) { servers[i], servers[j] = servers[j], servers[i] })
+	var wg sync.WaitGroup
+	for _, s := range servers {
+		wg.Go(func() { w.serve(ctx, alive, s, handles) })
+	}
+	wg.Wait()
+	if cause := context.Cause(alive); cause != nil {
+		return cause
+	}
+	return nil
+}
+
+// serve holds one server's lease, tenure after tenure, until ctx ends.
+func (w *Worker) serve(ctx, alive context.Context, s Server, h *handles) {
+	log := w.opts.Log.With("server", s.ID)
+	for attempt := 0; ctx.Err() == nil && alive.Err() == nil; attempt++ {
+		if attempt > 0 {
+			// Not at once: where this worker could not serve, another may.
+			select {
+			case <-ctx.Done():
+				return
+			case <-alive.Done():
+				return
+			case <-time.After(time.Second + rand.N(time.Second)):
+			}
+		}
+		if err := w.tenure(ctx, alive, s, h, log); err != nil && ctx.Err() == nil && alive.Err() == nil {
+			log.Error("tenure ended", "err", err)
+		}
+	}
+}
+
+// tenure waits for the lease and serves while it lasts or until ctx ends.
+func (w *Worker) tenure(ctx, alive context.Context, s Server, h *handles, log *slog.Logger) error {
+	base, cancel := context.WithCancelCause(alive)
+	defer cancel(errStopping)
+	stop := context.AfterFunc(ctx, func() { cancel(errStopping) })
+	terms := kv.Terms{Key: "server." + s.ID, Holder: w.opts.Name, TTL: w.opts.LeaseTTL, Turn: w.turn}
+	lease, held, err := kv.Acquire(base, h.leases, terms, log)
+	if err != nil {
+		return fmt.Errorf("acquire lease: %w", err)
+	}
+	w.count(+1)
+	defer w.count(-1)
+	if stop() {
+		t := newTenure(w, s, h, lease, log)
+		err = t.run(ctx, held)
+	}
+	cancel(errStopping)
+	release, done := context.WithTimeout(alive, lingerTime)
+	defer done()
+	if rerr := lease.Release(release); rerr != nil && err == nil && alive.Err() == nil {
+		err = rerr
+	}
+	return err
+}
+
+func (w *Worker) count(n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.held += n
+}
+
+// turn waits before a free lease is taken: turnUnit for each lease that this
+// worker has and for each that it is about to take. So of two workers the one
+// that has fewer is the first to take the next.
+func (w *Worker) turn(ctx context.Context) (done func()) {
+	mine := new(ticket)
+	w.mu.Lock()
+	w.turns = append(w.turns, mine)
+	w.mu.Unlock()
+	start, jitter := time.Now(), rand.N(turnUnit/5)
+	for {
+		w.mu.Lock()
+		rank := w.held + slices.Index(w.turns, mine)
+		w.mu.Unlock()
+		left := min(time.Duration(rank)*turnUnit, maxTurn) + jitter - time.Since(start)
+		if left <= 0 {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return w.endTurn(mine)
+		case <-time.After(min(left, turnUnit/5)):
+		}
+	}
+	return w.endTurn(mine)
+}
+
+func (w *Worker) endTurn(t *ticket) func() {
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if i := slices.Index(w.turns, t); i >= 0 {
+			w.turns = slices.Delete(w.turns, i, i+1)
+		}
+	}
+}
+
+// handles are the streams and buckets that every tenure uses.
+type handles struct {
+	results    jetstream.Stream
+	placements jetstream.KeyValue
+	leases     jetstream.KeyValue
+	heartbeats jetstream.KeyValue
+	pictures   jetstream.ObjectStore
+}
+
+// handles waits for the streams and buckets.
+func (w *Worker) handles(ctx context.Context) (*handles, error) {
+	js := w.opts.JS
+	var h handles
+	open := func() (err error) {
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		if h.results, err = js.Stream(ctx, bus.Results); err != nil {
+			return fmt.Errorf("stream %s: %w", bus.Results, err)
+		}
+		for name, b := range map[string]*jetstream.KeyValue{
+			kv.BucketPlacements: &h.placements, kv.BucketLeases: &h.leases, kv.BucketHeartbeats: &h.heartbeats,
+		} {
+			if *b, err = js.KeyValue(ctx, name); err != nil {
+				return fmt.Errorf("bucket %s: %w", name, err)
+			}
+		}
+		if h.pictures, err = js.ObjectStore(ctx, kv.BucketFrames); err != nil {
+			return fmt.Errorf("object store %s: %w", kv.BucketFrames, err)
+		}
+		return nil
+	}
+	for attempt := 0; ; attempt++ {
+		err := open()
+		if err == nil {
+			return &h, nil
+		}
+		if attempt%20 == 0 {
+			w.opts.Log.Warn("waiting for streams and buckets", "err", err)
+		}
+		if perr := bus.Pause(ctx, attempt); perr != nil {
+			return nil, fmt.Errorf("worker: %w", err)
+		}
+	}
+}
