@@ -1,0 +1,96 @@
+package looprunner
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"berth/internal/bus"
+	"berth/internal/events"
+	"berth/internal/kv"
+)
+
+// Entry is one entry of a journal, for those who read along. Name is one of
+// the events.Loop…Name constants.
+type Entry struct {
+	Name     string
+	Sequence uint64 // in LOOPS
+	Stored   time.Time
+	Type     string
+	Head     events.LoopEntry // of a rejected: only LoopID and Request
+	Data     json.RawMessage
+}
+
+// Decode reads the entry's data into one of the events.Loop… types.
+func (e Entry) Decode(v any) error { return json.Unmarshal(e.Data, v) }
+
+// Follow yields a loop's journal from its beginning, waiting for what is still
+// to come, until it has yielded finished, the caller stops, or ctx ends, whose
+// cause is then yielded as the error. It survives reconnects and restarts of
+// the server, and waits for a loop that has not begun. A refused start shows
+// as rejected, whose Head.Request tells whose it was; it does not end the
+// journal, as the loop id may be started by another request afterwards.
+func Follow(ctx context.Context, js jetstream.JetStream, tenant, loop string) iter.Seq2[Entry, error] {
+	return func(yield func(Entry, error) bool) {
+		stopped := false
+		t := tail{js: js, stream: bus.Loops, log: slog.New(slog.DiscardHandler),
+			config: jetstream.OrderedConsumerConfig{FilterSubjects: []string{events.LoopSubject(tenant, loop, ">")}, DeliverPolicy: jetstream.DeliverAllPolicy}}
+		t.run(ctx, func(msg jetstream.Msg) bool {
+			e, err := journalEntry(msg)
+			if !yield(e, err) || e.Name == events.LoopFinishedName {
+				stopped = true
+			}
+			return !stopped
+		}, nil)
+		if !stopped {
+			yield(Entry{}, context.Cause(ctx))
+		}
+	}
+}
+
+func journalEntry(msg jetstream.Msg) (Entry, error) {
+	meta, err := msg.Metadata()
+	if err != nil {
+		return Entry{}, err
+	}
+	raw, err := parseEntry(msg.Subject(), meta.Sequence.Stream, meta.Timestamp, msg.Headers(), msg.Data())
+	if err != nil {
+		return Entry{}, err
+	}
+	e := Entry{Name: raw.name, Sequence: raw.seq, Stored: raw.stored, Type: raw.event.Type(), Data: raw.event.Data()}
+	return e, events.DecodeTolerant(raw.event, &e.Head)
+}
+
+// Frame fetches a picture from FRAMES by its object name.
+func Frame(ctx context.Context, js jetstream.JetStream, object string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*callTimeout)
+	defer cancel()
+	store, err := js.ObjectStore(ctx, kv.BucketFrames)
+	if err != nil {
+		return nil, fmt.Errorf("frames: %w", err)
+	}
+	raw, err := store.GetBytes(ctx, object)
+	if err != nil {
+		return nil, fmt.Errorf("frame %s: %w", object, err)
+	}
+	return raw, nil
+}
+
+// frame is Frame, tried for a while: a picture that an observation names is
+// there, even if the bus is away for the moment.
+func frame(ctx context.Context, js jetstream.JetStream, object string) ([]byte, error) {
+	for attempt := 0; ; attempt++ {
+		raw, err := Frame(ctx, js, object)
+		if err == nil || attempt >= 20 {
+			return raw, err
+		}
+		if bus.Pause(ctx, attempt) != nil {
+			return nil, context.Cause(ctx)
+		}
+	}
+}

@@ -1,0 +1,172 @@
+package looprunner
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"berth/internal/bus"
+	"berth/internal/computer"
+	"berth/internal/events"
+)
+
+const (
+	// pastDeadline is how long after a command's deadline it is taken for
+	// certain that no worker will start it any more: clocks differ by less.
+	pastDeadline = 15 * time.Second
+	// ownSlack is what a started command may take beyond what its actions ask
+	// for, before its outcome is called unknown.
+	ownSlack = 120 * time.Second
+	// lookEvery is how often a result that is waited for is read from the
+	// stream, should the follower have been blind.
+	lookEvery = 10 * time.Second
+)
+
+// errNotTaken: the command's deadline is well past and nobody has claimed it.
+var errNotTaken = errors.New("no worker took the command in time")
+
+// results follows the results of one sandbox and hands them to whoever waits.
+type results struct {
+	stream     jetstream.Stream // RESULTS
+	server, vm string
+
+	mu      sync.Mutex
+	waiting map[string]*pendingResult // by token
+}
+
+type pendingResult struct {
+	started  time.Time // when the claim was seen; zero: not yet
+	finished *events.Finished
+	changed  chan struct{} // capacity 1
+}
+
+func newResults(stream jetstream.Stream, server, vm string) *results {
+	return &results{stream: stream, server: server, vm: vm, waiting: map[string]*pendingResult{}}
+}
+
+// follow runs until ctx ends. It is to be started before the first command is
+// published; config begins after what the stream holds then.
+func (r *results) follow(ctx context.Context, t tail) {
+	t.run(ctx, func(msg jetstream.Msg) bool {
+		p, err := events.ParseResult(msg.Subject())
+		if err != nil {
+			return true
+		}
+		r.mu.Lock()
+		_, wanted := r.waiting[p.Token]
+		r.mu.Unlock()
+		if wanted {
+			if e, err := events.Decode(msg.Headers(), msg.Data()); err == nil {
+				r.take(p.Token, e)
+			}
+		}
+		return true
+	}, nil)
+}
+
+// expect must be called before the command is published; forget after.
+func (r *results) expect(token string) *pendingResult {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := &pendingResult{changed: make(chan struct{}, 1)}
+	r.waiting[token] = p
+	return p
+}
+
+func (r *results) forget(token string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.waiting, token)
+}
+
+func (r *results) take(token string, e events.Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.waiting[token]
+	if p == nil {
+		return
+	}
+	switch e.Type() {
+	case events.TypeStarted:
+		if p.started.IsZero() {
+			p.started = time.Now()
+		}
+	case events.TypeFinished:
+		var f events.Finished
+		if events.DecodeTolerant(e, &f) != nil {
+			return
+		}
+		p.finished = &f
+		select {
+		case p.changed <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (r *results) read(p *pendingResult) (*events.Finished, time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return p.finished, p.started
+}
+
+// look reads the result from the stream itself. An error means unknown, not
+// that there is none.
+func (r *results) look(ctx context.Context, token string) error {
+	e, raw, err := bus.Last(ctx, r.stream, events.ResultSubject(r.server, r.vm, token))
+	if err == nil && raw != nil {
+		r.take(token, e)
+	}
+	return err
+}
+
+// await returns the command's finished; errNotTaken where nobody claimed it
+// until pastDeadline after its deadline; or ctx's cause. A command that was
+// claimed and has not finished own + ownSlack after that is answered as
+// unknown.
+func (r *results) await(ctx context.Context, token string, p *pendingResult, deadline time.Time, own time.Duration) (*events.Finished, error) {
+	ticker := time.NewTicker(lookEvery)
+	defer ticker.Stop()
+	for {
+		if f, _ := r.read(p); f != nil {
+			return f, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-p.changed:
+			continue
+		case <-ticker.C:
+		}
+		if err := r.look(ctx, token); err != nil {
+			continue
+		}
+		f, started := r.read(p)
+		switch {
+		case f != nil:
+			return f, nil
+		case started.IsZero() && time.Since(deadline) > pastDeadline:
+			return nil, errNotTaken
+		case !started.IsZero() && time.Since(started) > own+ownSlack:
+			return &events.Finished{Outcome: computer.Unknown, Timing: events.Timing{FinishedAt: time.Now().UTC()},
+				Error: &computer.Fault{Code: events.CodeTimeout, Message: "the command was started and has not finished in time"}}, nil
+		}
+	}
+}
+
+// ownTime is how long the actions ask to take.
+func ownTime(actions []computer.Action) time.Duration {
+	var total float64
+	for _, a := range actions {
+		switch a.Type {
+		case computer.Wait, computer.Hold:
+			total += a.Duration(0)
+		case computer.Run:
+			total += a.Duration(computer.DefaultRun)
+		}
+	}
+	return events.Seconds(total)
+}

@@ -1,0 +1,213 @@
+package looprunner
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"berth/internal/computer"
+	"berth/internal/events"
+)
+
+// state is what a journal says. It is folded from the entries alone, by the
+// same code while a loop runs and after a crash, so both always agree.
+type state struct {
+	entries   int // folded so far
+	started   *events.LoopStarted
+	startedAt time.Time // the stream's clock
+	headers   nats.Header
+	sandbox   *events.LoopSandbox
+
+	step      int // being worked on; 0 until the first observation
+	obs       *computer.Observation
+	dialogs   []computer.Dialog
+	downloads []computer.Download
+	history   []Exchange
+	carried   json.RawMessage
+	acts      int
+	usage     events.LoopUsage
+
+	pending  *events.LoopDecided // decided and not yet carried out
+	attempt  int                 // of the pending act
+	deadline time.Time           // of that attempt
+
+	inbox    []string // messages not yet shown to the model
+	shown    int      // of these, those in the turn being thought about
+	asking   string   // what the model wants to know
+	pause    bool     // somebody wants it to stand still
+	paused   bool     // and it has said so
+	stop     *events.LoopControl
+	controls map[string]bool // tokens of control requests, for those stored twice
+
+	ending   *events.LoopEnding
+	finished bool
+}
+
+// entry is one message of a journal.
+type entry struct {
+	name   string
+	seq    uint64
+	stored time.Time
+	header nats.Header
+	event  events.Event
+}
+
+// isControl: any runner may append it.
+func isControl(name string) bool {
+	switch name {
+	case events.LoopStopName, events.LoopPauseName, events.LoopResumeName, events.LoopMessageName, events.LoopRejectedName:
+		return true
+	}
+	return false
+}
+
+// apply folds one entry. What a newer version wrote under an unknown name is
+// counted and passed over.
+func (s *state) apply(e entry) error {
+	s.entries++
+	decode := func(v any) error {
+		if err := events.DecodeTolerant(e.event, v); err != nil {
+			return fmt.Errorf("journal entry %d (%s): %w", e.seq, e.name, err)
+		}
+		return nil
+	}
+	switch e.name {
+	case events.LoopStartedName:
+		s.started, s.startedAt, s.headers = &events.LoopStarted{}, e.stored, e.header
+		return decode(s.started)
+	case events.LoopSandboxName:
+		s.sandbox = &events.LoopSandbox{}
+		return decode(s.sandbox)
+	case events.LoopObservedName:
+		var d events.LoopObserved
+		if err := decode(&d); err != nil {
+			return err
+		}
+		s.applyObserved(d.Observation)
+	case events.LoopThinkingName:
+		var d events.LoopThinking
+		if err := decode(&d); err != nil {
+			return err
+		}
+		s.shown = min(d.Messages, len(s.inbox))
+	case events.LoopDecidedName:
+		d := &events.LoopDecided{}
+		if err := decode(d); err != nil {
+			return err
+		}
+		s.applyDecided(d)
+	case events.LoopRetriedName:
+		var d events.LoopRetried
+		if err := decode(&d); err != nil {
+			return err
+		}
+		s.attempt, s.deadline = d.Attempt, d.Deadline
+	case events.LoopActedName:
+		var d events.LoopActed
+		if err := decode(&d); err != nil {
+			return err
+		}
+		s.applyActed(d)
+	case events.LoopPausedName:
+		s.paused = true
+	case events.LoopResumedName:
+		s.paused, s.asking = false, ""
+	case events.LoopEndingName:
+		s.ending = &events.LoopEnding{}
+		return decode(s.ending)
+	case events.LoopFinishedName:
+		s.finished = true
+	default:
+		return s.applyControl(e, decode)
+	}
+	return nil
+}
+
+func (s *state) applyObserved(o computer.Observation) {
+	s.obs = &o
+	s.dialogs = append(slices.Clip(s.dialogs), o.Dialogs...)
+	s.downloads = append(slices.Clip(s.downloads), o.Downloads...)
+	switch {
+	case s.step == 0:
+		s.step = 1
+	case s.pending != nil && s.pending.Observe && len(s.pending.Actions) == 0:
+		s.pending = nil
+		s.step++
+	}
+}
+
+func (s *state) applyDecided(d *events.LoopDecided) {
+	s.carried = d.State
+	s.usage.InputTokens += d.Usage.InputTokens
+	s.usage.OutputTokens += d.Usage.OutputTokens
+	x := Exchange{Step: d.Step, Messages: slices.Clone(s.inbox[:s.shown]), Decision: decisionOf(d)}
+	if s.obs != nil {
+		x.Observation = *s.obs
+	}
+	s.history = append(s.history, x)
+	s.inbox, s.shown = slices.Clone(s.inbox[s.shown:]), 0
+	s.pending, s.attempt = d, 1
+	if d.Deadline != nil {
+		s.deadline = *d.Deadline
+	}
+	if d.NeedsInput != "" {
+		s.asking, s.pending = d.NeedsInput, nil
+		s.step++
+	}
+}
+
+func (s *state) applyActed(d events.LoopActed) {
+	if n := len(s.history); n > 0 {
+		s.history[n-1].Acted = &Acted{Outcome: d.Outcome, Error: d.Error, Actions: d.Actions}
+	}
+	s.acts++
+	s.pending, s.obs, s.dialogs, s.downloads = nil, nil, nil, nil
+	s.step++
+	if d.Observation != nil {
+		s.obs = d.Observation
+		s.dialogs, s.downloads = d.Observation.Dialogs, d.Observation.Downloads
+	}
+}
+
+// applyControl obeys each control request once, however often it was stored.
+func (s *state) applyControl(e entry, decode func(any) error) error {
+	if !isControl(e.name) || e.name == events.LoopRejectedName {
+		return nil
+	}
+	d := &events.LoopControl{}
+	if err := decode(d); err != nil {
+		return err
+	}
+	token := d.Request.Token()
+	if s.controls[token] {
+		return nil
+	}
+	if s.controls == nil {
+		s.controls = map[string]bool{}
+	}
+	s.controls[token] = true
+	switch e.name {
+	case events.LoopStopName:
+		s.stop = d
+	case events.LoopPauseName:
+		s.pause = true
+	case events.LoopResumeName:
+		s.pause, s.asking = false, ""
+	case events.LoopMessageName:
+		s.inbox = append(s.inbox, d.Text)
+	}
+	return nil
+}
+
+// waits: the loop stands still until somebody speaks.
+func (s *state) waits() bool { return s.pause || (s.asking != "" && len(s.inbox) == 0) }
+
+func decisionOf(d *events.LoopDecided) Decision {
+	return Decision{
+		Label: d.Label, Actions: d.Actions, Observe: d.Observe, Wait: events.Seconds(d.WaitSeconds), NeedsInput: d.NeedsInput,
+		Done: d.Done, Failed: d.Failed, Checks: d.Checks, State: d.State, Reply: d.Reply, Usage: d.Usage,
+	}
+}

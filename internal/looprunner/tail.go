@@ -1,0 +1,102 @@
+package looprunner
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"berth/internal/bus"
+)
+
+// tail follows subjects of a stream, in order, without a gap. The ordered
+// consumer behind it is made anew at a reconnect, at a gap and after 10 s of
+// silence; where even that fails, tail starts another after the last message
+// that it delivered.
+type tail struct {
+	js     jetstream.JetStream
+	stream string
+	config jetstream.OrderedConsumerConfig
+	log    *slog.Logger
+}
+
+// Every tail on a stream costs a consumer in the server's memory, which
+// outlives a dead process by this.
+const tailInactive = 20 * time.Second
+
+// newestOf is the configuration that begins after the stream's last message
+// as it is now, so that a restart misses nothing that came in between.
+func newestOf(ctx context.Context, js jetstream.JetStream, stream string, filters ...string) (jetstream.OrderedConsumerConfig, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	s, err := js.Stream(ctx, stream)
+	if err != nil {
+		return jetstream.OrderedConsumerConfig{}, err
+	}
+	return jetstream.OrderedConsumerConfig{FilterSubjects: filters, DeliverPolicy: jetstream.DeliverByStartSequencePolicy,
+		OptStartSeq: s.CachedInfo().State.LastSeq + 1}, nil
+}
+
+// run calls handle for every message until ctx ends or handle returns false.
+// restarted, where not nil, is called before each new consumer's messages but
+// the first's.
+func (t tail) run(ctx context.Context, handle func(jetstream.Msg) bool, restarted func()) {
+	config := t.config
+	config.InactiveThreshold = tailInactive
+	config.MaxResetAttempts = 1 // the library's own retries cannot be stopped at once; ours can
+	for attempt := 0; ; attempt++ {
+		last, more := t.consume(ctx, config, handle)
+		if !more || ctx.Err() != nil {
+			return
+		}
+		if last != 0 {
+			attempt = 0
+			config.DeliverPolicy, config.OptStartSeq, config.OptStartTime = jetstream.DeliverByStartSequencePolicy, last+1, nil
+		}
+		if bus.Pause(ctx, attempt) != nil {
+			return
+		}
+		if restarted != nil {
+			restarted()
+		}
+	}
+}
+
+// consume runs one ordered consumer; it returns the last stream sequence that
+// it handed over and whether the caller wants more.
+func (t tail) consume(ctx context.Context, config jetstream.OrderedConsumerConfig, handle func(jetstream.Msg) bool) (last uint64, more bool) {
+	making, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	c, err := t.js.OrderedConsumer(making, t.stream, config)
+	if err != nil {
+		t.fault(ctx, err)
+		return 0, true
+	}
+	it, err := c.Messages(jetstream.PullMaxMessages(256), jetstream.PullExpiry(30*time.Second), jetstream.PullHeartbeat(5*time.Second))
+	if err != nil {
+		t.fault(ctx, err)
+		return 0, true
+	}
+	defer context.AfterFunc(ctx, it.Stop)()
+	defer it.Stop()
+	for {
+		msg, err := it.Next()
+		if err != nil {
+			t.fault(ctx, err)
+			return last, true
+		}
+		if meta, err := msg.Metadata(); err == nil {
+			last = meta.Sequence.Stream
+		}
+		if !handle(msg) {
+			return last, false
+		}
+	}
+}
+
+func (t tail) fault(ctx context.Context, err error) {
+	if ctx.Err() == nil {
+		t.log.Debug("following again", "stream", t.stream, "filters", t.config.FilterSubjects, "err", err)
+	}
+}
