@@ -245,6 +245,9 @@ func names(servers []Server) string {
 	return strings.Join(ids, ", ")
 }
 
+// Local is an entry with the defaults for a Playwright server on this machine.
+func Local(id string) Server { return newServer(id, Playwright) }
+
 // newServer has the defaults of an entry.
 func newServer(id string, kind Kind) Server {
 	size := map[Kind]int{Playwright: DefaultMaxPlaywright, E2B: DefaultMaxE2B, SelfHosted: DefaultMaxSelfHosted}[kind]

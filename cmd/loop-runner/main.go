@@ -1,0 +1,36 @@
+// Command loop-runner runs observe-think-act loops, journalled in LOOPS. Any
+// number may run; a loop whose runner died is taken up by another.
+package main
+
+import (
+	"context"
+	"os"
+
+	"berth/internal/looprunner"
+	"berth/internal/program"
+	"berth/internal/thinkers"
+)
+
+// config is the loop-runner's environment.
+type config struct {
+	program.Config
+}
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	var cfg config
+	return program.Main(program.Service{
+		Name:   "loop-runner",
+		About:  "loop-runner runs observe-think-act loops. Any number may run; a dead one's loops are taken up by another.",
+		Config: &cfg,
+		Shared: &cfg.Config,
+		Run: func(ctx context.Context, p *program.Process) error {
+			r, err := looprunner.New(looprunner.Options{NC: p.NC, JS: p.JS, Name: p.Name, Models: thinkers.All(), Log: p.Log, Tracer: p.Tracer, Meter: p.Meter})
+			if err != nil {
+				return err
+			}
+			return r.Run(ctx)
+		},
+	})
+}
