@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -209,6 +210,12 @@ func (t *tenure) box(ctx context.Context, vm string) (box, *computer.Fault, erro
 	if f := t.elsewhere(vm, p); f != nil {
 		return box{}, f, nil
 	}
+	t.mu.Lock()
+	killed := t.killed[vm].ended(p.Fence)
+	t.mu.Unlock()
+	if killed {
+		return box{}, fault(events.CodeNotFound, "vm %s was killed", vm), nil
+	}
 	// It is said to be here, yet the inventory did not show it.
 	get, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -281,6 +288,7 @@ func (t *tenure) command(ctx context.Context, it *item) {
 		return
 	}
 	defer t.leave(c)
+	defer t.rescue(ctx, c)
 	if refused == nil {
 		refused, err = t.admit(ctx, c)
 	}
@@ -291,6 +299,29 @@ func (t *tenure) command(ctx context.Context, it *item) {
 		t.refuse(ctx, c, refused)
 	default:
 		t.execute(ctx, c, t.perform)
+	}
+}
+
+// rescue ends a command at which this program has panicked, so that it does
+// not bring down every worker that gets it.
+func (t *tenure) rescue(ctx context.Context, c *command) {
+	p := recover()
+	if p == nil {
+		return
+	}
+	t.log.Error("panic", "vm", c.VM, "verb", c.Verb, "token", c.token, "panic", p, "stack", string(debug.Stack()))
+	v := verdict{outcome: computer.Rejected, fault: fault(events.CodeInternal, "the worker failed at this command: %v", p)}
+	e, raw, err := bus.Last(ctx, t.results, events.ResultSubject(t.server.ID, c.VM, c.token))
+	switch {
+	case err != nil:
+		return // it comes again
+	case raw == nil:
+		t.finish(ctx, c, 0, v)
+	case e.Type() == events.TypeFinished:
+		t.ack(c.item)
+	default:
+		v.outcome = computer.Unknown
+		t.finish(ctx, c, raw.Sequence, v)
 	}
 }
 

@@ -31,16 +31,33 @@ type vmLock struct {
 }
 
 func (t *tenure) lock(vm string) (unlock func()) {
+	l, leave := t.vmLock(vm)
+	l.Lock()
+	return leave
+}
+
+// tryLock returns nil where somebody has the lock.
+func (t *tenure) tryLock(vm string) (unlock func()) {
+	l, leave := t.vmLock(vm)
+	if !l.TryLock() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		l.users--
+		return nil
+	}
+	return leave
+}
+
+func (t *tenure) vmLock(vm string) (l *vmLock, unlock func()) {
 	t.mu.Lock()
-	l := t.locks[vm]
+	defer t.mu.Unlock()
+	l = t.locks[vm]
 	if l == nil {
 		l = &vmLock{}
 		t.locks[vm] = l
 	}
 	l.users++
-	t.mu.Unlock()
-	l.Lock()
-	return func() {
+	return l, func() {
 		l.Unlock()
 		t.mu.Lock()
 		defer t.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"time"
 
 	"go.opentelemetry.io/otel/codes"
@@ -265,6 +266,14 @@ func faultOf(err error) *computer.Fault {
 	return fault(events.CodeInternal, "%v", err)
 }
 
+// panicError is a provider's panic.
+type panicError struct {
+	value any
+	stack []byte
+}
+
+func (e *panicError) Error() string { return fmt.Sprintf("the provider panicked: %v", e.value) }
+
 // bounded calls fn and returns no later than abandonTime after ctx has ended,
 // whether fn has returned or not. Where ctx ended fn, its cause is part of the
 // error.
@@ -275,8 +284,14 @@ func bounded[T any](ctx context.Context, fn func(context.Context) (T, error)) (T
 	}
 	done := make(chan answer, 1)
 	go func() {
-		v, err := fn(ctx)
-		done <- answer{v, err}
+		var a answer
+		defer func() {
+			if p := recover(); p != nil {
+				a.err = &panicError{p, debug.Stack()}
+			}
+			done <- a
+		}()
+		a.v, a.err = fn(ctx)
 	}()
 	finish := func(a answer) (T, error) {
 		if cause := context.Cause(ctx); a.err != nil && cause != nil && !errors.Is(a.err, cause) {

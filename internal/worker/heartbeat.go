@@ -56,6 +56,10 @@ func serverFault(err error) bool {
 
 // report feeds the breaker with a call that it does not hold up.
 func (t *tenure) report(err error) {
+	var p *panicError
+	if errors.As(err, &p) {
+		t.log.Error("provider panicked", "panic", p.value, "stack", string(p.stack))
+	}
 	if done, open := t.breaker.Allow(); open == nil {
 		done(err)
 	}

@@ -86,8 +86,14 @@ func (t *tenure) serveListed(here map[placement]providers.Sandbox, record kv.Ser
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for at, s := range here {
-		if a, ok := record.Allocs[at.vm]; ok && a.Fence == at.fence && s.State != providers.Starting && t.boxes[at.vm].fence < at.fence && t.killed[at.vm].at.IsZero() {
+		if a, ok := record.Allocs[at.vm]; ok && a.Fence == at.fence && s.State != providers.Starting && t.boxes[at.vm].fence < at.fence && !t.killed[at.vm].ended(at.fence) {
 			t.boxes[at.vm] = boxOf(s)
+		}
+	}
+	for vm, b := range t.boxes {
+		_, listed := here[placement{vm, b.fence}]
+		if a, ok := record.Allocs[vm]; !listed && (!ok || a.Fence != b.fence) {
+			delete(t.boxes, vm)
 		}
 	}
 	for vm, k := range t.killed {
@@ -133,7 +139,11 @@ func (t *tenure) reap(ctx context.Context, here map[placement]providers.Sandbox,
 
 // reapOne kills one orphan, if it still is what was seen.
 func (t *tenure) reapOne(ctx context.Context, at placement) {
-	defer t.lock(at.vm)()
+	unlock := t.tryLock(at.vm)
+	if unlock == nil {
+		return // it is being made or ended; the next look shows
+	}
+	defer unlock()
 	look, cancel := context.WithTimeout(ctx, lookTime)
 	defer cancel()
 	s, err := bounded(look, func(ctx context.Context) (providers.Sandbox, error) { return t.provider.Get(ctx, at.vm) })
@@ -185,10 +195,17 @@ func (t *tenure) findGone(ctx context.Context, here map[placement]providers.Sand
 			return nil, false
 		}
 		t.mu.Lock()
-		killed := !t.killed[vm].at.IsZero()
+		killed := t.killed[vm].ended(at.fence)
 		t.mu.Unlock()
 		if !made || killed {
 			continue // not yet, never, or the kill's result says it
+		}
+		p, _, err := kv.Get[kv.Placement](ctx, t.placements, kv.VMKey(vm))
+		if err != nil && !errors.Is(err, kv.ErrNotFound) {
+			return nil, false
+		}
+		if err == nil && p.Fence == at.fence && p.Ending != nil {
+			continue // likewise: its kill is out, or was done by a predecessor
 		}
 		look, cancel := context.WithTimeout(ctx, lookTime)
 		s, err := bounded(look, func(ctx context.Context) (providers.Sandbox, error) { return t.provider.Get(ctx, vm) })

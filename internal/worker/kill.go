@@ -13,9 +13,14 @@ import (
 
 // killMark is the last kill of a vm.
 type killMark struct {
-	seq uint64 // in COMMANDS
-	at  time.Time
+	seq    uint64 // in COMMANDS
+	fence  uint64
+	at     time.Time
+	failed bool // the provider did not confirm it: the sandbox may live
 }
+
+// ended reports whether a kill has ended, or is about to end, this life of the vm.
+func (k killMark) ended(fence uint64) bool { return k.fence >= fence && !k.at.IsZero() && !k.failed }
 
 // kill handles one delivered kill to its end. Kills of one vm run one at a
 // time; they wait for nothing else.
@@ -31,6 +36,7 @@ func (t *tenure) kill(ctx context.Context, it *item) {
 		return
 	}
 	defer t.leave(c)
+	defer t.rescue(ctx, c)
 	if refused == nil {
 		refused, err = t.admitKill(ctx, c)
 	}
@@ -99,7 +105,7 @@ func (t *tenure) destroy(ctx context.Context, c *command) verdict {
 	}
 	began := time.Now()
 	t.mu.Lock()
-	t.killed[c.VM] = killMark{seq: max(t.killed[c.VM].seq, c.seq), at: began}
+	t.killed[c.VM] = killMark{seq: max(t.killed[c.VM].seq, c.seq), fence: c.fence, at: began}
 	t.mu.Unlock()
 	t.forget(c.VM, c.fence)
 	t.commands.cancelBefore(c.VM, c.seq, errKilled)
@@ -117,6 +123,11 @@ func (t *tenure) destroy(ctx context.Context, c *command) verdict {
 		v.silent = true // the successor kills
 	default:
 		v.outcome, v.fault = computer.Failed, faultOf(err)
+		t.mu.Lock()
+		k := t.killed[c.VM]
+		k.failed = true
+		t.killed[c.VM] = k
+		t.mu.Unlock()
 	}
 	return v
 }

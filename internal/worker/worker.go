@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
@@ -33,7 +34,8 @@ const (
 // Causes with which a tenure's or a command's context ends.
 var (
 	errStopping  = errors.New("the worker is stopping")
-	errAbandoned = errors.New("the worker is gone") // only in tests: as if the process had been killed
+	errAbandoned = errors.New("the worker is gone") // nothing more may be said; in tests as if the process had been killed
+	errBusClosed = fmt.Errorf("the NATS connection was closed: %w", errAbandoned)
 	errKilled    = errors.New("the sandbox was killed")
 	errTimedOut  = errors.New("no answer in the time that the command may take")
 )
@@ -167,6 +169,20 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	// Another order in each process, so that workers that start together do not
 	// all begin with the same server.
+	if w.opts.JS.Conn().IsClosed() {
+		return errBusClosed
+	}
+	closed := w.opts.JS.Conn().StatusChanged(nats.CLOSED)
+	defer w.opts.JS.Conn().RemoveStatusListener(closed)
+	stopWatching := make(chan struct{})
+	defer close(stopWatching)
+	go func() {
+		select {
+		case <-closed:
+			end(errBusClosed)
+		case <-stopWatching:
+		}
+	}()
 	servers := slices.Clone(w.opts.Servers)
 	rand.Shuffle(len(servers), func(i, j int) { servers[i], servers[j] = servers[j], servers[i] })
 	var wg sync.WaitGroup

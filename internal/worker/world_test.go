@@ -379,6 +379,15 @@ func (w *world) beat(server string) (kv.Heartbeat, bool) {
 	return h, true
 }
 
+// holds waits until the named worker holds server1's lease.
+func (w *world) holds(name string) {
+	w.Helper()
+	w.until(name+" holds the lease", 30*time.Second, func() bool {
+		h, ok := w.beat(server1)
+		return ok && h.Worker == name
+	})
+}
+
 // until waits for a condition, in virtual time.
 func (w *world) until(what string, limit time.Duration, cond func() bool) time.Duration {
 	w.Helper()
