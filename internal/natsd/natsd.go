@@ -88,6 +88,9 @@ func (s *Server) URL() string {
 // InProcess is the option that connects without a socket.
 func (s *Server) InProcess() nats.Option { return nats.InProcessServer(s.srv) }
 
+// InProcessConn returns a new connection without a socket.
+func (s *Server) InProcessConn() (net.Conn, error) { return s.srv.InProcessConn() }
+
 // Shutdown stops the server and returns when it has stopped. It is to be
 // called once.
 func (s *Server) Shutdown() {

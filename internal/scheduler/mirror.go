@@ -22,6 +22,7 @@ type vmState struct {
 	timer *time.Timer // wakes step at the next clock that matters
 
 	committing  bool      // a reservation is being written
+	refused     int       // commits in a row that did not succeed
 	createSent  uint64    // fence of the create command that this term has published
 	killSent    int       // attempt of the kill command that this term has published
 	killSentAt  time.Time // when

@@ -120,8 +120,15 @@ func (t *term) place(ctx context.Context, c choice) {
 		delete(s.assumed, c.rec.VMID)
 		t.refresh(s.rec.ID)
 	}
+	again := time.Duration(0)
 	if v := t.vms[c.rec.VMID]; v != nil {
 		v.committing = false
+		if err == nil {
+			v.refused = 0
+		} else {
+			again = min(50*time.Millisecond<<min(v.refused, 6), 2*time.Second)
+			v.refused++
+		}
 	}
 	t.mu.Unlock()
 	switch {
@@ -131,6 +138,10 @@ func (t *term) place(ctx context.Context, c choice) {
 	case ctx.Err() == nil:
 		span.RecordError(err)
 		t.log.Warn("placement not committed; trying again", "vm", c.rec.VMID, "server", c.decision.Server, "err", err)
+	}
+	if again > 0 {
+		t.later(c.rec.VMID, again) // never a hot loop over a plan that the commit refuses (Q8)
+		return
 	}
 	t.queue.add(c.rec.VMID)
 }
@@ -166,7 +177,7 @@ func (t *term) commit(ctx context.Context, c choice) error {
 		return nil
 	})
 	if errors.Is(err, errMoved) || errors.Is(err, kv.ErrNotFound) {
-		return errors.Join(errMoved, t.free(ctx, id, c.rec.VMID, fence))
+		return errors.Join(errMoved, t.free(ctx, id, c.rec.VMID, kv.Alloc{Fence: fence, Attempt: c.attempt}))
 	}
 	if err != nil {
 		return err // not known: the orphan check frees the slot if it was not written
@@ -199,7 +210,9 @@ func (t *term) reserve(ctx context.Context, id string, c choice, alloc kv.Alloc)
 			if held.Attempt == alloc.Attempt {
 				return kv.ErrUnchanged
 			}
-			return errNoFit // an earlier placement of this vm is not gone yet
+			// Left by a reservation that never reached the record, which is
+			// still queued: no worker was told. This one takes its place.
+			delete(s.Allocs, c.rec.VMID)
 		}
 		snapshot := snapshotOf(*s, health, time.Now())
 		if placement.Fits(&snapshot, &c.request) != placement.Fit {

@@ -274,7 +274,7 @@ func (t *term) stepEnded(ctx context.Context, rec kv.Placement) (time.Duration, 
 		if !gone {
 			return t.untilKillAgain(rec.VMID), nil
 		}
-		if err := t.free(ctx, rec.ServerID, rec.VMID, rec.Fence); err != nil {
+		if err := t.free(ctx, rec.ServerID, rec.VMID, kv.Alloc{Fence: rec.Fence}); err != nil {
 			return 0, err
 		}
 		_, err = t.transition(ctx, rec.VMID, func(p *kv.Placement, _ uint64) error {
@@ -354,7 +354,7 @@ func (t *term) setEnding(ctx context.Context, vm string, how kv.Ending) (kv.Plac
 
 // requeue sends a refused sandbox back to wait, without its slot.
 func (t *term) requeue(ctx context.Context, rec kv.Placement, code, message string) error {
-	if err := t.free(ctx, rec.ServerID, rec.VMID, rec.Fence); err != nil {
+	if err := t.free(ctx, rec.ServerID, rec.VMID, kv.Alloc{Fence: rec.Fence}); err != nil {
 		return err
 	}
 	_, err := t.transition(ctx, rec.VMID, func(p *kv.Placement, _ uint64) error {

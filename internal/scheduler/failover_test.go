@@ -1,0 +1,113 @@
+package scheduler_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"berth/internal/kv"
+)
+
+// The active scheduler dies, or is cut off, in the middle of a burst; another
+// finishes it within 5 s. Nothing is lost, said twice or overbooked (I1, I2;
+// Q5, H3).
+func TestSuccessorFinishesTheBurst(t *testing.T) {
+	for _, how := range []string{"crash", "stop"} {
+		synctest.Test(t, func(t *testing.T) {
+			b := setup(t)
+			stop, crash := b.scheduler("s1")
+			w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 7})
+			defer w.stop()
+			b.until(10*time.Second, "healthy", func() bool { return slices.Contains(b.names("_", "ax102-01"), "healthy") })
+			b.scheduler("s2")
+			const n = 40
+			for i := range n {
+				b.create("default", fmt.Sprint(i), map[string]any{"vmId": fmt.Sprintf("vm-%d", i), "ttlSeconds": 1, "queueTimeoutSeconds": 600})
+				if i == n/2 {
+					if how == "crash" {
+						crash()
+					} else {
+						stop()
+					}
+				}
+			}
+			ended := time.Now()
+			b.create("default", "probe", map[string]any{"vmId": "probe", "role": "nobody"})
+			b.untilEvent(5*time.Second, "default", "probe", "queued")
+			t.Logf("after a %s the successor worked within %s", how, time.Since(ended))
+			if limit := time.Second; how == "stop" && time.Since(ended) > limit {
+				t.Errorf("after a clean stop the successor took %s", time.Since(ended))
+			}
+			for i := range n {
+				vm := fmt.Sprintf("vm-%d", i)
+				b.untilEvent(120*time.Second, "default", vm, "expired")
+				ones := slices.DeleteFunc(b.names("default", vm), func(s string) bool { return s == "queued" })
+				same(t, ones, []string{"placed", "ready", "expired"})
+			}
+			b.until(10*time.Second, "all slots freed", func() bool { return len(b.server("ax102-01").Allocs) == 0 })
+			if w.peak > 7 {
+				t.Errorf("%d sandboxes at once on a server for 7", w.peak)
+			}
+			mustBeEmpty(t, b)
+		})
+	}
+}
+
+func mustBeEmpty(t *testing.T, b *bundle) {
+	t.Helper()
+	b.until(15*time.Second, "REQUESTS empty", func() bool {
+		s, err := b.js.Stream(t.Context(), "REQUESTS")
+		return err == nil && s.CachedInfo().State.Msgs == 0
+	})
+}
+
+// What the term before moved and could not announce, the next announces.
+func TestUnsaidIsSaid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := setup(t)
+		stop, _ := b.scheduler("s1")
+		b.create("default", "r1", map[string]any{"vmId": "a", "role": "nobody"})
+		b.untilEvent(5*time.Second, "default", "a", "queued")
+		stop()
+		// A scheduler that crashed between the two writes leaves this.
+		_, _, err := kv.Update(t.Context(), b.places, kv.VMKey("a"), func(p *kv.Placement, rev uint64) error {
+			if rev == 0 {
+				return errors.New("no record")
+			}
+			now := time.Now().UTC()
+			p.Phase, p.Outcome, p.Code, p.EndedAt, p.Spec = kv.Ended, "failed", "killed", &now, nil
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.scheduler("s2")
+		b.untilEvent(10*time.Second, "default", "a", "failed")
+		time.Sleep(3 * time.Second)
+		b.scheduler("s3")
+		time.Sleep(10 * time.Second)
+		same(t, b.names("default", "a"), []string{"queued", "failed"})
+	})
+}
+
+// The NATS server restarts under a scheduler: it goes on, and hears what
+// happens afterwards (H11).
+func TestServerRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := setup(t)
+		b.scheduler("s1")
+		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 3})
+		b.create("default", "r1", map[string]any{"vmId": "a", "ttlSeconds": 600})
+		b.untilEvent(5*time.Second, "default", "a", "ready")
+		w.stop()
+		b.restart(3 * time.Second)
+		w = b.worker("ax102-01", kv.ServerConfig{MaxContainers: 3})
+		defer w.stop()
+		b.create("default", "r2", map[string]any{"vmId": "b", "ttlSeconds": 600})
+		b.untilEvent(40*time.Second, "default", "b", "ready")
+		same(t, b.names("default", "a"), []string{"placed", "ready"})
+	})
+}
