@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,7 +29,7 @@ import (
 // bundle is one virtual-time world: a server, a client, and what was started.
 type bundle struct {
 	t      *testing.T
-	srv    *natsd.Server
+	srv    atomic.Pointer[natsd.Server]
 	dir    string
 	js     jetstream.JetStream
 	nc     *nats.Conn
@@ -46,7 +47,8 @@ func setup(t *testing.T) *bundle {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bundle{t: t, srv: srv, dir: dir}
+	b := &bundle{t: t, dir: dir}
+	b.srv.Store(srv)
 	t.Cleanup(b.close)
 	b.nc, b.js = b.connect("test")
 	if err := bus.Ensure(t.Context(), b.js, 1); err != nil {
@@ -65,7 +67,7 @@ func setup(t *testing.T) *bundle {
 func (b *bundle) close() {
 	b.wg.Wait()
 	b.nc.Close()
-	b.srv.Shutdown()
+	b.srv.Load().Shutdown()
 }
 
 func (b *bundle) connect(name string) (*nats.Conn, jetstream.JetStream) {
@@ -84,18 +86,18 @@ func (b *bundle) connect(name string) (*nats.Conn, jetstream.JetStream) {
 // restart has the NATS server away for d. Connections find the new one.
 func (b *bundle) restart(d time.Duration) {
 	b.t.Helper()
-	b.srv.Shutdown()
+	b.srv.Load().Shutdown()
 	time.Sleep(d)
 	srv, err := natsd.Start(natsd.Options{StoreDir: b.dir})
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	b.srv = srv
+	b.srv.Store(srv)
 	b.until(20*time.Second, "client reconnected", func() bool { return b.nc.IsConnected() })
 }
 
 // InProcessConn hands out connections to whichever server runs now.
-func (b *bundle) InProcessConn() (net.Conn, error) { return b.srv.InProcessConn() }
+func (b *bundle) InProcessConn() (net.Conn, error) { return b.srv.Load().InProcessConn() }
 
 // scheduler runs a scheduler on a connection of its own. stop ends it cleanly;
 // crash cuts it off from the bus first.
