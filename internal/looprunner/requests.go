@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"berth/internal/bus"
@@ -20,6 +21,9 @@ import (
 const (
 	// atOnce bounds the requests that are being taken in.
 	atOnce = 32
+	// pullWait is how long one pull waits, and so the most that it holds up the
+	// end of Run.
+	pullWait = time.Second
 	// unknownLoopTries is how often a control request for an unknown loop is
 	// looked at, 500 ms apart: its start may be on its way through another
 	// runner.
@@ -58,7 +62,9 @@ func (r *Runner) serve(ctx, hard context.Context) {
 	}
 }
 
-// pull hands over messages until ctx ends or the consumer fails.
+// pull hands over messages until ctx ends or the consumer fails. It fetches
+// rather than iterates, so that at the end nothing lies in a buffer: what came
+// last is handed back at once.
 func (r *Runner) pull(ctx context.Context, take func(jetstream.Msg)) error {
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -66,26 +72,23 @@ func (r *Runner) pull(ctx context.Context, take func(jetstream.Msg)) error {
 	if err != nil {
 		return err
 	}
-	it, err := c.Messages(jetstream.PullMaxMessages(atOnce), jetstream.PullExpiry(10*time.Second), jetstream.PullHeartbeat(2*time.Second))
-	if err != nil {
-		return err
-	}
-	defer it.Stop()
-	defer context.AfterFunc(ctx, it.Drain)()
-	for {
-		msg, err := it.Next()
+	for ctx.Err() == nil {
+		batch, err := c.Fetch(atOnce, jetstream.FetchMaxWait(pullWait))
 		if err != nil {
-			if errors.Is(err, jetstream.ErrMsgIteratorClosed) {
-				return nil
-			}
 			return err
 		}
-		if ctx.Err() != nil { // prefetched, and we are leaving
-			r.settle(ctx, msg, later(time.Millisecond))
-			continue
+		for msg := range batch.Messages() {
+			if ctx.Err() != nil {
+				r.settle(ctx, msg, later(time.Millisecond))
+				continue
+			}
+			take(msg)
 		}
-		take(msg)
+		if err := batch.Error(); err != nil && !errors.Is(err, nats.ErrTimeout) {
+			return err
+		}
 	}
+	return nil
 }
 
 // settle is the one place where requests are acknowledged.

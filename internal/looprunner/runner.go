@@ -109,17 +109,18 @@ func (r *Runner) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("loop-runner: %w", err)
 	}
-	var workers sync.WaitGroup
-	workers.Go(func() { r.followControls(hard, controls) })
-	workers.Go(func() { r.findOrphans(serving, hard) })
-	workers.Go(func() { r.serve(serving, hard) })
+	var takers, followers sync.WaitGroup
+	followers.Go(func() { r.followControls(hard, controls) })
+	takers.Go(func() { r.findOrphans(serving, hard) })
+	takers.Go(func() { r.serve(serving, hard) })
 	<-ctx.Done()
 	close(r.draining)
 	timer := time.AfterFunc(drainGrace, func() { cut(errDrained) })
 	defer timer.Stop()
+	takers.Wait() // from here on no loop is launched
 	r.running.Wait()
 	cut(errDrained)
-	workers.Wait()
+	followers.Wait()
 	return nil
 }
 
