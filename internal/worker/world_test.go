@@ -33,7 +33,8 @@ const server1 = "fake-01"
 type world struct {
 	testing.TB
 	dir        string
-	srv        *natsd.Server
+	srvMu      sync.Mutex
+	srv        *natsd.Server // nil in an outage
 	log        *slog.Logger
 	nc         *nats.Conn
 	js         jetstream.JetStream
@@ -78,13 +79,13 @@ func newWorld(t testing.TB, dir string) *world {
 }
 
 func (w *world) connect() {
-	nc, js := w.dial("test")
-	w.nc, w.js = nc, js
+	w.nc, w.js, _ = w.dial("test")
 }
 
-// dial opens a connection that outlives restarts of the server in the world.
-func (w *world) dial(name string) (*nats.Conn, jetstream.JetStream) {
-	nc, err := bus.Connect(context.Background(), bus.Config{}, name, w.log, w.srv.InProcess())
+// dial opens a connection that finds the bus again after an outage.
+func (w *world) dial(name string) (*nats.Conn, jetstream.JetStream, *gate) {
+	g := &gate{w: w}
+	nc, err := bus.Connect(context.Background(), bus.Config{}, name, w.log, nats.InProcessServer(g))
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -92,7 +93,7 @@ func (w *world) dial(name string) (*nats.Conn, jetstream.JetStream) {
 	if err != nil {
 		w.Fatal(err)
 	}
-	return nc, js
+	return nc, js, g
 }
 
 func (w *world) close() {
@@ -126,6 +127,7 @@ func (w *world) fakeWith(id string, opts providertest.FakeOptions) *providertest
 type process struct {
 	w      *world
 	nc     *nats.Conn
+	gate   *gate
 	worker *Worker
 	cancel context.CancelFunc
 	done   chan error
@@ -142,7 +144,7 @@ func (w *world) startWith(opts Options, servers ...string) *process {
 	if len(servers) == 0 {
 		servers = []string{server1}
 	}
-	nc, js := w.dial(opts.Name)
+	nc, js, g := w.dial(opts.Name)
 	opts.JS = js
 	if opts.Log == nil {
 		opts.Log = w.log.With("w", opts.Name)
@@ -157,7 +159,7 @@ func (w *world) startWith(opts Options, servers ...string) *process {
 		w.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	p := &process{w: w, nc: nc, worker: wk, cancel: cancel, done: make(chan error, 1)}
+	p := &process{w: w, nc: nc, gate: g, worker: wk, cancel: cancel, done: make(chan error, 1)}
 	go func() { p.done <- wk.Run(ctx) }()
 	w.workers = append(w.workers, p)
 	return p
@@ -299,7 +301,7 @@ const patience = 10 * time.Minute
 // await returns a command's finished result.
 func (w *world) await(c sent) events.Finished {
 	w.Helper()
-	for start := time.Now(); time.Since(start) < patience; time.Sleep(20 * time.Millisecond) {
+	for start := time.Now(); time.Since(start) < patience; time.Sleep(20*time.Millisecond + time.Since(start)/10) {
 		if f, ok := w.finished(c); ok {
 			return f
 		}
@@ -396,7 +398,7 @@ func (w *world) until(what string, limit time.Duration, cond func() bool) time.D
 		if time.Since(start) > limit {
 			w.Fatalf("not within %s: %s", limit, what)
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(20*time.Millisecond + time.Since(start)/20)
 	}
 	return time.Since(start)
 }
