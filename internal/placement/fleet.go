@@ -6,50 +6,82 @@ import (
 	"strings"
 )
 
-// Fleet is the servers that decisions are made on, indexed by role. It is not
-// safe for concurrent use.
+// Fleet is the servers that decisions are made on. Those that could take
+// another sandbox (up, open and not full) are indexed by role, so that a
+// decision costs as much as there are of these, however large the fleet. It is
+// not safe for concurrent use.
 type Fleet struct {
-	servers map[string]*Server
-	byRole  map[string][]*Server // sorted by id
+	servers map[string]*entry
+	open    map[string][]*entry // by role, in no order
+}
+
+type entry struct {
+	Server
+	at []int // position in open[Roles[i]]; nil: not open
 }
 
 // NewFleet returns an empty fleet.
 func NewFleet() *Fleet {
-	return &Fleet{servers: map[string]*Server{}, byRole: map[string][]*Server{}}
+	return &Fleet{servers: map[string]*entry{}, open: map[string][]*entry{}}
 }
 
 // Put adds a server or replaces what is known of it.
 func (f *Fleet) Put(s Server) {
-	old := f.servers[s.ID]
-	if old != nil && slices.Equal(old.Roles, s.Roles) {
-		*old = s
-		return
+	e := f.servers[s.ID]
+	if e == nil {
+		e = &entry{}
+		f.servers[s.ID] = e
 	}
-	if old != nil {
-		f.Remove(s.ID)
+	s.Roles = distinct(s.Roles)
+	open := s.Health != Down && s.Closed == "" && s.Used < s.Max
+	if e.at != nil && (!open || !slices.Equal(e.Roles, s.Roles)) {
+		f.close(e)
 	}
-	p := &s
-	f.servers[s.ID] = p
-	for _, role := range s.Roles {
-		list := f.byRole[role]
-		i, _ := slices.BinarySearchFunc(list, s.ID, func(o *Server, id string) int { return strings.Compare(o.ID, id) })
-		f.byRole[role] = slices.Insert(list, i, p)
+	e.Server = s
+	if open && e.at == nil {
+		e.at = make([]int, len(s.Roles))
+		for i, role := range s.Roles {
+			e.at[i] = len(f.open[role])
+			f.open[role] = append(f.open[role], e)
+		}
 	}
+}
+
+// distinct returns roles without repetitions, which the index could not bear.
+func distinct(roles []string) []string {
+	for i, role := range roles {
+		if slices.Contains(roles[:i], role) {
+			roles = slices.Clone(roles)
+			slices.Sort(roles)
+			return slices.Compact(roles)
+		}
+	}
+	return roles
+}
+
+// close takes a server out of the index; the last of each list fills its place.
+func (f *Fleet) close(e *entry) {
+	for i, role := range e.Roles {
+		list := f.open[role]
+		last := list[len(list)-1]
+		list[e.at[i]] = last
+		last.at[slices.Index(last.Roles, role)] = e.at[i]
+		list[len(list)-1] = nil
+		f.open[role] = list[:len(list)-1]
+	}
+	e.at = nil
 }
 
 // Remove forgets a server.
 func (f *Fleet) Remove(id string) {
-	s := f.servers[id]
-	if s == nil {
+	e := f.servers[id]
+	if e == nil {
 		return
 	}
-	delete(f.servers, id)
-	for _, role := range s.Roles {
-		f.byRole[role] = slices.DeleteFunc(f.byRole[role], func(o *Server) bool { return o == s })
-		if len(f.byRole[role]) == 0 {
-			delete(f.byRole, role)
-		}
+	if e.at != nil {
+		f.close(e)
 	}
+	delete(f.servers, id)
 }
 
 // Get returns the snapshot of one server.
@@ -58,7 +90,7 @@ func (f *Fleet) Get(id string) (Server, bool) {
 	if s == nil {
 		return Server{}, false
 	}
-	return *s, true
+	return s.Server, true
 }
 
 // Len is the number of servers.
@@ -71,12 +103,13 @@ type Decision struct {
 	Reasons     map[string]int // servers per filter; only where nothing fits
 }
 
-// Decide picks the best server for r. It looks only at servers that have the
-// role; the counts of the rest are worked out only where nothing fits.
+// Decide picks the best server for r. It looks only at open servers that have
+// the role; the counts of the rest are worked out only where nothing fits.
 func (f *Fleet) Decide(r *Request) Decision {
 	var best *Server
 	var bestAffinity, fitting int
-	for _, s := range f.byRole[r.Role] {
+	for _, e := range f.open[r.Role] {
+		s := &e.Server
 		if Fits(s, r) != Fit {
 			continue
 		}
@@ -138,7 +171,7 @@ func tieBreak(vm, server string) uint64 {
 func (f *Fleet) refuse(r *Request) Decision {
 	d := Decision{Reasons: map[string]int{}}
 	for _, s := range f.servers {
-		d.Reasons[string(Fits(s, r))]++
+		d.Reasons[string(Fits(&s.Server, r))]++
 	}
 	if len(f.servers) == 0 {
 		d.Explanation = "0/0 servers fit: no server is registered"
