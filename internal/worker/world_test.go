@@ -329,29 +329,22 @@ func (w *world) finished(c sent) (events.Finished, bool) {
 // history lists the types of all messages on a command's result subject.
 func (w *world) history(c sent) []string {
 	w.Helper()
-	info, err := w.results.Info(context.Background())
-	if err != nil {
-		w.Fatal(err)
-	}
 	var out []string
-	for seq := info.State.FirstSeq; seq <= info.State.LastSeq; seq++ {
-		raw, err := w.results.GetMsg(context.Background(), seq)
+	for seq := uint64(1); ; seq++ {
+		raw, err := w.results.GetMsg(context.Background(), seq, jetstream.WithGetMsgSubject(events.ResultSubject(c.server, c.vm, c.token)))
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			continue
+			return out
 		}
 		if err != nil {
 			w.Fatal(err)
 		}
-		if raw.Subject != events.ResultSubject(c.server, c.vm, c.token) {
-			continue
-		}
+		seq = raw.Sequence
 		e, err := events.Decode(raw.Header, raw.Data)
 		if err != nil {
 			w.Fatal(err)
 		}
 		out = append(out, strings.TrimSuffix(strings.TrimPrefix(e.Type(), "berth.command."), ".v1"))
 	}
-	return out
 }
 
 // once fails unless the command was finished exactly once, after one claim at
