@@ -1,0 +1,192 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+const twoServers = `SANDBOX_SERVERS_JSON=[
+	{"id":"playwright-01","provider":"playwright","maxContainers":4,"priority":5},
+	{"id":"playwright-02","provider":"playwright","maxContainers":4}]`
+
+// fleet is every program twice, each process under its user's grants.
+type fleet struct {
+	*natsServer
+	processes []*process
+}
+
+func startFleet(t *testing.T) *fleet {
+	t.Helper()
+	f := &fleet{natsServer: startNATS(t)}
+	state := t.TempDir()
+	t.Cleanup(func() { endBrowsers(t, state) })
+	out := mustBerth(t, "provision", "--server", f.url("operator"), "--servers", "playwright-01,playwright-02")
+	for _, want := range []string{"made stream REQUESTS", "made stream OBJ_FRAMES", "made consumer scheduler of RESULTS", "made consumer playwright-02-kill of COMMANDS"} {
+		if !strings.Contains(out, want) {
+			t.Fatalf("provision did not say %q:\n%s", want, out)
+		}
+	}
+	if out := mustBerth(t, "provision", "--server", f.url("operator"), "--servers", "playwright-01,playwright-02"); !strings.Contains(out, "everything is as it should be") {
+		t.Fatalf("provision twice: %s", out)
+	}
+	for range 2 {
+		f.start(t, "scheduler")
+		f.start(t, "worker", twoServers, "BERTH_STATE_DIR="+state, "BERTH_PLAYWRIGHT_SPARES=1")
+		f.start(t, "loop-runner")
+	}
+	f.healthy(t, "playwright-01", "playwright-02")
+	return f
+}
+
+func (f *fleet) start(t *testing.T, name string, env ...string) *process {
+	t.Helper()
+	p := start(t, program(name), append(env, "NATS_URL="+f.url(name), "LOG_LEVEL=debug"))
+	f.processes = append(f.processes, p)
+	return p
+}
+
+// healthy waits until the servers are.
+func (f *fleet) healthy(t *testing.T, ids ...string) {
+	t.Helper()
+	eventually(t, 40*time.Second, fmt.Sprintf("%v to be healthy", ids), func() error {
+		views := f.servers(t)
+		for _, id := range ids {
+			if views[id].Health != "healthy" {
+				return fmt.Errorf("%s is %+v", id, views[id])
+			}
+		}
+		return nil
+	})
+}
+
+type view struct{ ID, Health, Admin, Worker string }
+
+func (f *fleet) servers(t *testing.T) map[string]view {
+	t.Helper()
+	var list []view
+	if err := json.Unmarshal([]byte(mustBerth(t, "servers", "--json", "--server", f.url("operator"))), &list); err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]view{}
+	for _, v := range list {
+		out[v.ID] = v
+	}
+	return out
+}
+
+// named finds the process by its unique name, which holds its process id.
+func (f *fleet) named(t *testing.T, name string) *process {
+	t.Helper()
+	for _, p := range f.processes {
+		if strings.Contains(name, "-"+strconv.Itoa(p.cmd.Process.Pid)+"-") {
+			return p
+		}
+	}
+	t.Fatalf("no process is called %q", name)
+	return nil
+}
+
+// noViolations fails where a grant was missing.
+func (f *fleet) noViolations(t *testing.T) {
+	t.Helper()
+	for _, p := range f.processes {
+		for line := range strings.SplitSeq(p.output(), "\n") {
+			if strings.Contains(strings.ToLower(line), "permissions violation") {
+				t.Errorf("%s lacks a grant: %s", p.name, line)
+			}
+		}
+	}
+}
+
+// endBrowsers ends what a killed worker has left.
+func endBrowsers(t *testing.T, dir string) {
+	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Error(err)
+	}
+	for _, path := range procs {
+		raw, err := os.ReadFile(path)
+		if err != nil || !strings.Contains(string(raw), dir) {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		if p, err := os.FindProcess(pid); err == nil {
+			_ = p.Kill() // it may have ended with its parent
+		}
+	}
+}
+
+// The three services, each twice, as separate processes under the grants of
+// dev.conf do the main job; and what a user has no grant for is refused.
+func TestProcessesUnderLeastGrants(t *testing.T) {
+	f := startFleet(t)
+	out := mustBerth(t, "run", "--server", f.url("operator"), "--script", "../examples/main.json", "--out", t.TempDir())
+	if !strings.Contains(out, "succeeded after") {
+		t.Fatalf("the main job:\n%s", out)
+	}
+	for _, args := range [][]string{{"cordon", "playwright-02"}, {"uncordon", "playwright-02"}, {"drain", "playwright-02"}, {"uncordon", "playwright-02"}} {
+		mustBerth(t, append(args, "--server", f.url("operator"))...)
+	}
+	f.noViolations(t)
+	refused := func(user, subject string) {
+		t.Helper()
+		nc, _ := f.connect(t, user)
+		if err := nc.Publish(subject, []byte("{}")); err != nil {
+			t.Fatal(err)
+		}
+		if err := nc.FlushTimeout(5 * time.Second); err != nil {
+			t.Fatal(err)
+		}
+		// The refusal precedes the answer to the flush.
+		if err := nc.LastError(); !errors.Is(err, nats.ErrPermissionViolation) {
+			t.Errorf("%s may publish on %s: %v", user, subject, err)
+		}
+	}
+	refused("worker", "sandbox.ax102-01.vm1.result.abc")
+	refused("worker", "sandbox.playwright-01.vm1.act")
+	refused("worker", "event.default.vm1.ready")
+	refused("worker", "$JS.API.CONSUMER.CREATE.COMMANDS.spy")
+	refused("worker", "$KV.PLACEMENTS.vm.vm1")
+	refused("worker", "$KV.PLACEMENTS.server.ax102-01")
+	refused("service", "sandbox.playwright-01.vm1.act")
+	refused("service", "request.other.sandbox.create")
+	refused("service", "request._.server.drain")
+	refused("service", "$JS.API.STREAM.INFO.REQUESTS")
+	refused("loop-runner", "sandbox.playwright-01.vm1.result.abc")
+	refused("loop-runner", "$KV.PLACEMENTS.vm.vm1")
+	refused("scheduler", "$KV.LEASES.server.playwright-01")
+	refused("scheduler", "$JS.API.STREAM.DELETE.REQUESTS")
+	refused("operator", "event.default.vm1.ready")
+	for _, user := range []string{"worker", "service"} {
+		nc, _ := f.connect(t, user)
+		if _, err := nc.SubscribeSync("_INBOX.scheduler.>"); err != nil {
+			t.Fatal(err)
+		}
+		if err := nc.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, 5*time.Second, user+" to be refused another's inbox", func() error {
+			if errors.Is(nc.LastError(), nats.ErrPermissionViolation) {
+				return nil
+			}
+			return errors.New("subscribed")
+		})
+	}
+	for _, p := range f.processes {
+		if code := p.terminate(); code != 0 {
+			t.Errorf("%s exited with %d after SIGTERM", p.name, code)
+		}
+	}
+}
