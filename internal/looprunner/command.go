@@ -14,9 +14,14 @@ import (
 	"berth/internal/events"
 )
 
-// maxAttempts bounds the attempts of one act or observation, all of which
-// certainly did not run.
-const maxAttempts = 20
+const (
+	// maxAttempts bounds the attempts of one act or observation, all of which
+	// certainly did not run.
+	maxAttempts = 20
+	// maxUntaken bounds the commands in a row that no worker has taken: about
+	// five minutes.
+	maxUntaken = 4
+)
 
 // retryable: nothing ran, and the same may run later.
 func retryable(code string) bool {
@@ -130,9 +135,15 @@ func (l *loop) act(ctx context.Context) error {
 	l.inherited = false
 	switch {
 	case errors.Is(err, errNotTaken):
+		if err := l.untaken(); err != nil {
+			return err
+		}
 		return l.retry(ctx, computer.Fault{Code: events.CodeDeadline, Message: err.Error()})
 	case err != nil:
 		return err
+	}
+	l.ignored = 0
+	switch {
 	case f.Outcome == computer.Rejected && f.Error != nil && gone(f.Error.Code):
 		return &verdict{events.LoopFailed, f.Error.Code, "act: " + f.Error.Message}
 	case f.Outcome == computer.Rejected && f.Error != nil && retryable(f.Error.Code) && s.attempt < maxAttempts:
@@ -153,6 +164,14 @@ func (l *loop) act(ctx context.Context) error {
 		l.r.tell.step(l.held, string(f.Outcome), time.Since(began))
 	}
 	return err
+}
+
+// untaken counts a command that nobody took.
+func (l *loop) untaken() error {
+	if l.ignored++; l.ignored < maxUntaken {
+		return nil
+	}
+	return &verdict{events.LoopFailed, events.CodeDeadline, fmt.Sprintf("no worker took any of the last %d commands in time", l.ignored)}
 }
 
 // retry journals the next attempt after a pause, before that is sent: so no
@@ -176,10 +195,14 @@ func (l *loop) observe(ctx context.Context) error {
 		fault := computer.Fault{Code: events.CodeInternal, Message: "an observation without a picture"}
 		switch {
 		case errors.Is(err, errNotTaken):
+			if err := l.untaken(); err != nil {
+				return err
+			}
 			fault = computer.Fault{Code: events.CodeDeadline, Message: err.Error()}
 		case err != nil:
 			return err
 		case f.Observation != nil && f.Outcome == computer.OK:
+			l.ignored = 0
 			return l.j.append(l.held, events.LoopObservedName, &events.LoopObserved{Command: id, Observation: *f.Observation, Timing: f.Timing})
 		case f.Error != nil:
 			fault = *f.Error

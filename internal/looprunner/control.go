@@ -33,10 +33,10 @@ func controlFilters() []string {
 func (r *Runner) control(ctx context.Context, q request) verb {
 	var data events.LoopControlRequest
 	if err := q.decode(&data); err != nil {
-		return r.refuse(ctx, q, data.LoopID, err)
+		return r.refuse(ctx, q, err)
 	}
 	if err := data.Validate(q.path.Verb); err != nil {
-		return r.refuse(ctx, q, data.LoopID, err)
+		return r.refuse(ctx, q, err)
 	}
 	err := r.appendControl(ctx, q, data)
 	var d *events.DataError
@@ -46,7 +46,7 @@ func (r *Runner) control(ctx context.Context, q request) verb {
 	case errors.As(err, &d) && d.Code == events.CodeNotFound && q.deliveries < unknownLoopTries:
 		return later(500 * time.Millisecond)
 	case errors.As(err, &d):
-		return r.refuse(ctx, q, data.LoopID, err)
+		return r.refuse(ctx, q, err)
 	default:
 		r.Log.Warn("control request not stored; trying again", "loop", data.LoopID, "err", err)
 		return later(time.Second)

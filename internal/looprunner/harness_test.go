@@ -42,6 +42,8 @@ type rig struct {
 	js    jetstream.JetStream
 	fleet *fleet
 
+	processes []*process
+
 	mu   sync.Mutex
 	dial nats.InProcessConnProvider
 
@@ -62,6 +64,10 @@ func bubble(t *testing.T, body func(g *rig)) {
 		}
 		g.fleet = startFleet(g)
 		defer func() {
+			for _, p := range g.processes { // those that a failed test left
+				p.kill()
+				<-p.done
+			}
 			g.fleet.stop()
 			g.nc.Close()
 			g.srv.Shutdown()
@@ -133,6 +139,7 @@ func (g *rig) runner(name string, hook func(p *process, point, loop string), mor
 	if err != nil {
 		g.t.Fatal(err)
 	}
+	g.processes = append(g.processes, p)
 	go func() {
 		defer close(p.done)
 		p.err = r.Run(ctx)
@@ -186,13 +193,15 @@ func (g *rig) request(verb events.Verb, id string, data any) {
 func (g *rig) requestAs(tenant string, verb events.Verb, typ, id string, data any) {
 	g.t.Helper()
 	body := map[string]any{"specversion": "1.0", "type": typ, "source": "/test", "id": id, "datacontenttype": "application/json", "data": data}
-	raw, err := json.Marshal(body)
-	if err != nil {
+	var raw bytes.Buffer
+	enc := json.NewEncoder(&raw)
+	enc.SetEscapeHTML(false) // as other languages write it
+	if err := enc.Encode(body); err != nil {
 		g.t.Fatal(err)
 	}
 	msg := nats.NewMsg(events.RequestSubject(tenant, "loop", verb))
 	msg.Header.Set("Content-Type", "application/cloudevents+json")
-	msg.Data = raw
+	msg.Data = raw.Bytes()
 	g.publish(msg)
 }
 
@@ -292,6 +301,9 @@ type fleet struct {
 	actTakes time.Duration
 	silent   bool // takes no commands
 	noPics   bool // act results have no observation
+
+	lateTitle string // every sandbox's title from its fifth observation on
+	colour    color.RGBA
 }
 
 type fakeSandbox struct {
@@ -311,7 +323,7 @@ type fakeSandbox struct {
 }
 
 func startFleet(g *rig) *fleet {
-	f := &fleet{g: g, boxes: map[string]*fakeSandbox{}}
+	f := &fleet{g: g, boxes: map[string]*fakeSandbox{}, colour: color.RGBA{10, 20, 30, 255}}
 	f.nc, f.js = g.connect("fleet")
 	ctx, cancel := context.WithCancel(context.WithoutCancel(g.t.Context()))
 	f.cancel = cancel
@@ -423,8 +435,11 @@ func (f *fleet) create(ctx context.Context, tenant string, c events.SandboxCreat
 	if c.Display != nil {
 		d = *c.Display
 	}
-	b := &fakeSandbox{vm: c.VMID, tenant: tenant, server: "fake-01", request: id, display: d, titleAt: map[int]string{}, colour: color.RGBA{10, 20, 30, 255}}
 	f.mu.Lock()
+	b := &fakeSandbox{vm: c.VMID, tenant: tenant, server: "fake-01", request: id, display: d, titleAt: map[int]string{}, colour: f.colour}
+	if f.lateTitle != "" {
+		b.titleAt[5] = f.lateTitle
+	}
 	f.boxes[c.VMID] = b
 	f.mu.Unlock()
 	f.done.Go(func() {

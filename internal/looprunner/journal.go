@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -39,6 +40,7 @@ type journal struct {
 	runner string
 	epoch  uint64 // of the lease
 	hook   func(point string)
+	log    *slog.Logger
 
 	seq   uint64 // of the last entry folded
 	state state
@@ -174,11 +176,14 @@ func (j *journal) write(ctx context.Context, name string, d entryData, insist bo
 		if err != nil {
 			return false, err
 		}
-		seq, msgErr := j.publish(ctx, name, e)
+		stored, msgErr := j.publish(ctx, name, e)
 		if msgErr == nil {
-			err := j.fold(seq)
+			err := j.fold(stored)
 			j.hook("appended:" + name)
 			return true, err
+		}
+		if !bus.IsWrongSequence(msgErr) && attempt%20 == 0 {
+			j.log.Warn("journal entry not stored; trying again", "entry", name, "err", msgErr)
 		}
 		if attempt > 0 || !bus.IsWrongSequence(msgErr) {
 			if bus.Pause(ctx, attempt) != nil {

@@ -64,6 +64,7 @@ type loop struct {
 	model     Model
 	span      trace.Span
 	given     bool // the sandbox is the requester's
+	ignored   int  // commands in a row that nobody took
 	inherited bool // the pending act may have been sent by an earlier owner
 	followers sync.WaitGroup
 }

@@ -2,6 +2,7 @@ package looprunner
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -129,11 +130,11 @@ func (r *Runner) handle(ctx, hard context.Context, msg jetstream.Msg) verb {
 	}
 	switch {
 	case path.Tenant == events.FleetTenant:
-		return r.refuse(ctx, q, "", &events.DataError{Code: events.CodeForbidden, Message: "the tenant _ is the fleet itself and runs no loops"})
+		return r.refuse(ctx, q, &events.DataError{Code: events.CodeForbidden, Message: "the tenant _ is the fleet itself and runs no loops"})
 	case !slices.Contains([]events.Verb{events.Start, events.Stop, events.Pause, events.Resume, events.Message}, path.Verb):
-		return r.refuse(ctx, q, "", &events.DataError{Code: events.CodeUnknownType, Message: fmt.Sprintf("no loop request %q", brief(string(path.Verb)))})
+		return r.refuse(ctx, q, &events.DataError{Code: events.CodeUnknownType, Message: fmt.Sprintf("no loop request %q", brief(string(path.Verb)))})
 	case e.Type() != events.LoopType(string(path.Verb)):
-		return r.refuse(ctx, q, "", &events.DataError{Code: events.CodeUnknownType,
+		return r.refuse(ctx, q, &events.DataError{Code: events.CodeUnknownType,
 			Message: fmt.Sprintf("type %q on %s; want %s", brief(e.Type()), msg.Subject(), events.LoopType(string(path.Verb)))})
 	case path.Verb == events.Start:
 		return r.start(ctx, hard, q)
@@ -158,12 +159,23 @@ func (q request) decode(v any) error {
 	return events.DecodeStrict(q.event, v)
 }
 
+// loopID is the loop that the data names, whatever else is wrong with it.
+func (q request) loopID() string {
+	var named struct {
+		LoopID string `json:"loopId"`
+	}
+	if json.Unmarshal(q.event.Data(), &named) != nil {
+		return ""
+	}
+	return named.LoopID
+}
+
 // refuse answers a request with a typed rejected. Of a start it lies on
 // loop.<tenant>.<loop>.rejected, where its requester listens, unless another
 // loop's journal is there; all else is told on event.<tenant>.<loop>.rejected,
 // so that no journal has what does not belong to it.
-func (r *Runner) refuse(ctx context.Context, q request, loop string, err error) verb {
-	d := faultOf(err)
+func (r *Runner) refuse(ctx context.Context, q request, err error) verb {
+	d, loop := faultOf(err), q.loopID()
 	if events.CheckID("", loop) != nil {
 		loop = events.DerivedVMID(q.path.Tenant, q.id.Source, q.id.ID)
 	}

@@ -200,7 +200,7 @@ func (r *Runner) hold(ctx, hard context.Context, tenant, id string, patience tim
 		return nil, nil, err
 	}
 	l := &loop{r: r, tenant: tenant, id: id, log: log, lease: lease, ctl: make(chan struct{}, 1)}
-	l.j = &journal{js: r.JS, stream: r.loopStream, tenant: tenant, loop: id, runner: r.Name, epoch: lease.Epoch,
+	l.j = &journal{js: r.JS, stream: r.loopStream, tenant: tenant, loop: id, runner: r.Name, epoch: lease.Epoch, log: log,
 		hook: func(point string) { r.hook(point, id) }}
 	if !inTime || !quiet {
 		l.letGo(held)
@@ -224,6 +224,7 @@ func (r *Runner) launch(l *loop, held context.Context, how string) {
 	r.mu.Lock()
 	r.owned[key] = l
 	r.mu.Unlock()
+	l.wake() // for a control entry stored just before
 	r.tell.took(held, how)
 	r.running.Go(func() {
 		defer r.unclaim(key)

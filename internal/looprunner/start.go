@@ -22,7 +22,7 @@ var errTaken = &events.DataError{Code: events.CodeLoopIDInUse, Message: "the loo
 func (r *Runner) start(ctx, hard context.Context, q request) verb {
 	start, err := r.decodeStart(q)
 	if err != nil {
-		return r.refuse(ctx, q, start.LoopID, err)
+		return r.refuse(ctx, q, err)
 	}
 	switch mine, err := r.startedBy(ctx, q, start.LoopID); {
 	case err != nil:
@@ -31,7 +31,7 @@ func (r *Runner) start(ctx, hard context.Context, q request) verb {
 	case mine == yes:
 		return done
 	case mine == no:
-		return r.refuse(ctx, q, start.LoopID, errTaken)
+		return r.refuse(ctx, q, errTaken)
 	}
 	key := leaseKey(q.path.Tenant, start.LoopID)
 	if !r.claim(key) {
@@ -53,7 +53,7 @@ func (r *Runner) start(ctx, hard context.Context, q request) verb {
 		l.letGo(held)
 		var large *tooLargeError
 		if errors.As(err, &large) {
-			return r.refuse(ctx, q, start.LoopID, &events.DataError{Code: events.CodeTooLarge, Message: err.Error()})
+			return r.refuse(ctx, q, &events.DataError{Code: events.CodeTooLarge, Message: err.Error()})
 		}
 		l.log.Warn("loop not begun; trying again", "err", err)
 		return later(500 * time.Millisecond)
