@@ -39,8 +39,9 @@ type serverState struct {
 	beat       kv.Heartbeat
 	health     monitor
 	assumed    map[string]kv.Alloc // decided, not yet written
-	view       string              // JSON last written to SERVERS
+	view       kv.ServerView       // last written to SERVERS
 	viewAt     time.Time
+	viewDue    bool // it has changed since, and the write waits
 	consumers  bool // its consumers exist
 	drainedFor time.Time
 }
@@ -125,6 +126,11 @@ func (t *term) applyServer(rec kv.Server, rev uint64) {
 	if s == nil {
 		s = &serverState{assumed: map[string]kv.Alloc{}, health: newMonitor(time.Now())}
 		t.servers[rec.ID] = s
+		if beat, heard := t.early[rec.ID]; heard && beat.Epoch >= rec.Epoch {
+			s.beat = beat
+			s.health.beat(time.Now(), beat)
+		}
+		delete(t.early, rec.ID)
 	}
 	if rev <= s.rev {
 		t.mu.Unlock()
@@ -134,7 +140,7 @@ func (t *term) applyServer(rec kv.Server, rev uint64) {
 	t.fleet.Put(s.snapshot(time.Now()))
 	t.mu.Unlock()
 	t.wake()
-	t.tend()
+	t.tending.add(rec.ID)
 }
 
 func (t *term) forgetServer(id string) {
@@ -142,7 +148,6 @@ func (t *term) forgetServer(id string) {
 	delete(t.servers, id)
 	t.fleet.Remove(id)
 	t.mu.Unlock()
-	t.tend()
 }
 
 // refresh recomputes a server's snapshot after an assumption or its health
@@ -225,8 +230,11 @@ func (t *term) onHeartbeat(e jetstream.KeyValueEntry) {
 	t.mu.Lock()
 	s := t.servers[e.Key()]
 	if s == nil || s.rec.Epoch > beat.Epoch {
+		if s == nil {
+			t.early[e.Key()] = beat // its registration follows
+		}
 		t.mu.Unlock()
-		return // its registration follows, or it is from an earlier holder
+		return
 	}
 	s.beat = beat
 	s.health.beat(time.Now(), beat)
@@ -236,11 +244,15 @@ func (t *term) onHeartbeat(e jetstream.KeyValueEntry) {
 			look = append(look, g.VM)
 		}
 	}
+	state, _ := s.health.judge(time.Now())
+	tend := state != s.health.state || beat.Running == 0 && s.rec.Admin == kv.Draining
 	t.mu.Unlock()
 	for _, vm := range look {
 		t.queue.add(vm)
 	}
-	t.tend()
+	if tend {
+		t.tending.add(e.Key())
+	}
 }
 
 // watch follows a bucket until ctx ends. It starts again whenever the bucket

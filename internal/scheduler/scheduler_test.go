@@ -159,6 +159,7 @@ func TestClocks(t *testing.T) {
 	run(t, func(t *testing.T, b *bundle) {
 		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 5})
 		defer w.stop()
+		b.untilEvent(3*time.Second, "_", "ax102-01", "healthy")
 		b.create("default", "r1", map[string]any{"vmId": "ttl", "ttlSeconds": 30})
 		b.create("default", "r2", map[string]any{"vmId": "idle", "idleTimeoutSeconds": 20})
 		b.create("default", "r3", map[string]any{"vmId": "late", "role": "nobody", "queueTimeoutSeconds": 10})

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -17,40 +18,58 @@ import (
 
 // Times of the tender.
 const (
-	viewEvery   = 15 * time.Second // SERVERS is rewritten at least so often
+	viewAtMost  = time.Second      // SERVERS is rewritten no more often than this, but for health and admin
+	viewAtLeast = 15 * time.Second // and no less often
 	orphanEvery = 30 * time.Second // allocations are held against records
 	orphanAge   = 10 * time.Second // a younger allocation may be in the making
 	drainAfter  = 3 * time.Second  // the worker's zero must hold so long
+	tenders     = 16               // servers tended at once
 )
 
-// tender keeps the servers: their consumers, health, the SERVERS view, drains,
-// and allocations whose sandbox is not there.
-func (t *term) tender(ctx context.Context) error {
+// clock moves the health of the servers on and has those tended that need it.
+func (t *term) clock(ctx context.Context) error {
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
-	var orphansAt time.Time
+	orphansAt := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-t.tending:
 		case <-tick.C:
 		}
 		now := time.Now()
+		var due []string
 		t.mu.Lock()
-		ids := make([]string, 0, len(t.servers))
-		for id := range t.servers {
-			ids = append(ids, id)
+		for id, s := range t.servers {
+			state, _ := s.health.judge(now)
+			if state != s.health.state || state == kv.Down || s.rec.Admin == kv.Draining || s.viewDue || now.Sub(s.viewAt) >= viewAtLeast {
+				due = append(due, id)
+			}
 		}
 		t.mu.Unlock()
-		for _, id := range ids {
-			if err := t.tendServer(ctx, id, now); err != nil && ctx.Err() == nil {
-				t.log.Warn("server not tended; trying again", "server", id, "err", err)
-			}
+		for _, id := range due {
+			t.tending.add(id)
 		}
 		if now.Sub(orphansAt) >= orphanEvery {
 			orphansAt = now
 			t.freeOrphans(ctx, now)
+		}
+	}
+}
+
+// tender keeps servers, one at a time: their consumers, health, drains and the
+// SERVERS view.
+func (t *term) tender(ctx context.Context) error {
+	for {
+		id, ok := t.tending.take(ctx)
+		if !ok {
+			return nil
+		}
+		err := t.tendServer(ctx, id, time.Now())
+		t.tending.done(id)
+		if err != nil && ctx.Err() == nil {
+			t.log.Warn("server not tended; trying again", "server", id, "err", err)
+			time.AfterFunc(time.Second, func() { t.tending.add(id) })
 		}
 	}
 }
@@ -67,10 +86,11 @@ func (t *term) tendServer(ctx context.Context, id string, now time.Time) error {
 		t.refresh(id)
 	}
 	health, rec, consumers := s.health, s.rec, s.consumers
-	view := viewOf(s)
-	vms := make([]string, 0, len(rec.Allocs))
-	for vm := range rec.Allocs {
-		vms = append(vms, vm)
+	var held []string // looked at again: the lost clock starts, stops or has run out
+	if from != "" || health.state == kv.Down && now.Sub(health.since) >= lostAfter {
+		for vm := range rec.Allocs {
+			held = append(held, vm)
+		}
 	}
 	t.mu.Unlock()
 
@@ -82,28 +102,23 @@ func (t *term) tendServer(ctx context.Context, id string, now time.Time) error {
 		s.consumers = true
 		t.mu.Unlock()
 	}
+	for _, vm := range held {
+		t.queue.add(vm)
+	}
 	if from != "" {
 		t.log.Info("server health", "server", id, "from", from, "to", health.state, "reason", health.reason)
 		t.meters.transition.Add(ctx, 1, metric.WithAttributes(attribute.String("to", string(health.state))))
 		t.wake()
-		for _, vm := range vms {
-			t.queue.add(vm) // the lost clock starts or stops
-		}
 		err := t.sayServer(ctx, id, string(health.state), fmt.Sprintf("%s-%d-%d-%s", id, t.epoch, now.UnixMilli(), health.state),
 			events.ServerEvent{ServerID: id, From: string(from), Reason: health.reason})
 		if err != nil {
 			return err
 		}
 	}
-	if health.state == kv.Down && now.Sub(health.since) >= lostAfter {
-		for _, vm := range vms {
-			t.queue.add(vm)
-		}
-	}
 	if err := t.drain(ctx, id, now); err != nil {
 		return err
 	}
-	return t.writeView(ctx, id, view, now)
+	return t.writeView(ctx, id, from != "", now)
 }
 
 func (t *term) sayServer(ctx context.Context, server, name, id string, data any) error {
@@ -144,33 +159,39 @@ func viewOf(s *serverState) kv.ServerView {
 	return v
 }
 
-// writeView puts the view into SERVERS when it has changed, or is old.
-func (t *term) writeView(ctx context.Context, id string, view kv.ServerView, now time.Time) error {
-	raw, err := json.Marshal(view)
-	if err != nil {
-		return fmt.Errorf("view of %s: %w", id, err)
-	}
+// writeView puts the view into SERVERS when it has changed, or is old. A
+// change that is not urgent waits until viewAtMost has passed.
+func (t *term) writeView(ctx context.Context, id string, urgent bool, now time.Time) error {
 	t.mu.Lock()
 	s := t.servers[id]
-	if s == nil || s.view == string(raw) && now.Sub(s.viewAt) < viewEvery {
+	if s == nil {
 		t.mu.Unlock()
 		return nil
 	}
-	view.ObservedAt = s.health.heard.UTC()
+	view := viewOf(s)
+	age := now.Sub(s.viewAt)
+	changed := !reflect.DeepEqual(view, s.view)
+	urgent = urgent || view.Admin != s.view.Admin
+	s.viewDue = changed && !urgent && age < viewAtMost
+	heard := s.health.heard.UTC()
+	if s.viewDue || !changed && age < viewAtLeast {
+		t.mu.Unlock()
+		return nil
+	}
+	s.view, s.viewAt = view, now
 	t.mu.Unlock()
-	full, err := json.Marshal(view)
+	view.ObservedAt = heard
+	raw, err := json.Marshal(view)
 	if err != nil {
 		return fmt.Errorf("view of %s: %w", id, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	if _, err := t.Scheduler.servers.Put(ctx, id, full); err != nil {
+	if _, err := t.Scheduler.servers.Put(ctx, id, raw); err != nil {
+		t.mu.Lock()
+		s.view, s.viewDue = kv.ServerView{}, true
+		t.mu.Unlock()
 		return fmt.Errorf("write view of %s: %w", id, err)
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if s := t.servers[id]; s != nil {
-		s.view, s.viewAt = string(raw), now
 	}
 	return nil
 }

@@ -29,12 +29,13 @@ type term struct {
 	mu      sync.Mutex
 	vms     map[string]*vmState
 	servers map[string]*serverState
+	early   map[string]kv.Heartbeat // of servers that are not mirrored yet
 	fleet   *placement.Fleet
 	waiting *waitingList
 	newest  uint64 // newest revision whose announcement is out, see watermark
 
 	wakeup  chan struct{} // something that may let a waiting request fit
-	tending chan struct{} // a server's picture changed
+	tending *workqueue    // servers whose picture changed
 
 	reserving keyedMutex // by server id
 	work      sync.WaitGroup
@@ -44,9 +45,9 @@ type term struct {
 func newTerm(s *Scheduler, epoch uint64) *term {
 	return &term{
 		Scheduler: s, epoch: epoch, queue: newWorkqueue(),
-		vms: map[string]*vmState{}, servers: map[string]*serverState{},
+		vms: map[string]*vmState{}, servers: map[string]*serverState{}, early: map[string]kv.Heartbeat{},
 		fleet: placement.NewFleet(), waiting: newWaitingList(),
-		wakeup: make(chan struct{}, 1), tending: make(chan struct{}, 1),
+		wakeup: make(chan struct{}, 1), tending: newWorkqueue(),
 		unsaid: map[uint64]bool{},
 	}
 }
@@ -104,12 +105,14 @@ func (t *term) serve(ctx context.Context, g *errgroup.Group) error {
 		g.Go(func() error { return t.stepper(ctx) })
 	}
 	g.Go(func() error { return t.placer(ctx) })
-	g.Go(func() error { return t.tender(ctx) })
+	for range tenders {
+		g.Go(func() error { return t.tender(ctx) })
+	}
+	g.Go(func() error { return t.clock(ctx) })
 	g.Go(func() error { return t.keepWatermark(ctx) })
 	g.Go(func() error { return t.consume(ctx, bus.Requests, t.onRequest) })
 	g.Go(func() error { return t.consume(ctx, bus.Results, t.onResult) })
 	t.wake()
-	t.tend()
 	return nil
 }
 
@@ -117,14 +120,6 @@ func (t *term) serve(ctx context.Context, g *errgroup.Group) error {
 func (t *term) wake() {
 	select {
 	case t.wakeup <- struct{}{}:
-	default:
-	}
-}
-
-// tend has the tender look at the servers.
-func (t *term) tend() {
-	select {
-	case t.tending <- struct{}{}:
 	default:
 	}
 }
