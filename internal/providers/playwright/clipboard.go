@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"sync"
 	"time"
-
-	pw "github.com/mxschmitt/playwright-go"
 )
 
 // clipboard reaches the browser's real clipboard, the one that Control+C and
@@ -18,12 +16,10 @@ import (
 // that no page can see, and that goes with the connection. Copy and paste
 // events carry text exactly, line ends included.
 type clipboard struct {
-	root pw.CDPSession
+	cdp *devtools
 
-	mu      sync.Mutex // one command at a time
+	mu      sync.Mutex // one use at a time
 	session string     // of the hidden page; "": not made yet
-	last    int        // id of the last message
-	answers chan string
 }
 
 // clipboardScript lets the page put text on copy, and keep what paste brings.
@@ -33,89 +29,40 @@ const clipboardScript = `
 	document.addEventListener("paste", e => { globalThis.pasted = e.clipboardData.getData("text/plain"); e.preventDefault(); });
 	true`
 
-// clipboardLimit bounds one message to the hidden page, which nothing can keep
+// clipboardLimit bounds one use of the hidden page, which nothing can keep
 // busy.
 const clipboardLimit = 10 * time.Second
 
-func newClipboard(root pw.CDPSession) *clipboard {
-	c := &clipboard{root: root, answers: make(chan string, 16)}
-	root.On("Target.receivedMessageFromTarget", func(v any) {
-		event, _ := v.(map[string]any)
-		message, _ := event["message"].(string) // an event of another shape is none of ours, and fails to decode
-		select {
-		case c.answers <- message:
-		default: // nobody waits for so many
-		}
-	})
-	return c
-}
-
 // open makes the hidden page. The caller holds c.mu.
-func (c *clipboard) open() error {
+func (c *clipboard) open(ctx context.Context) error {
 	if c.session != "" {
 		return nil
 	}
-	target, err := send[struct{ TargetID string }](c.root, "Target.createTarget", map[string]any{"url": "about:blank", "hidden": true})
-	if err != nil {
+	var target struct {
+		TargetID string `json:"targetId"`
+	}
+	if err := c.cdp.call(ctx, "", "Target.createTarget", params{"url": "about:blank", "hidden": true}, &target); err != nil {
 		return err
 	}
-	attached, err := send[struct{ SessionID string }](c.root, "Target.attachToTarget", map[string]any{"targetId": target.TargetID, "flatten": false})
-	if err != nil {
-		return err
+	session, err := c.cdp.attach(ctx, target.TargetID)
+	if err == nil {
+		err = c.cdp.call(ctx, session, "Emulation.setFocusEmulationEnabled", params{"enabled": true}, nil)
 	}
-	c.session = attached.SessionID
-	if _, err = c.command("Emulation.setFocusEmulationEnabled", map[string]any{"enabled": true}); err == nil {
-		_, err = c.evaluate(clipboardScript)
+	if err == nil {
+		_, err = c.evaluate(ctx, session, clipboardScript)
 	}
-	if err != nil {
-		c.session = ""
+	if err == nil {
+		c.session = session
 	}
 	return err
 }
 
-// command sends one CDP command to the hidden page.
-func (c *clipboard) command(method string, params map[string]any) (json.RawMessage, error) {
-	c.last++
-	raw, err := json.Marshal(map[string]any{"id": c.last, "method": method, "params": params})
-	if err != nil {
-		return nil, err
-	}
-	if _, err := send[none](c.root, "Target.sendMessageToTarget", map[string]any{"sessionId": c.session, "message": string(raw)}); err != nil {
-		return nil, err
-	}
-	limit := time.NewTimer(clipboardLimit)
-	defer limit.Stop()
-	for {
-		select {
-		case message := <-c.answers:
-			var answer struct {
-				ID     int
-				Result json.RawMessage
-				Error  *struct{ Message string }
-			}
-			if err := json.Unmarshal([]byte(message), &answer); err != nil || answer.ID != c.last {
-				continue // an event, or the answer to a command that was given up
-			}
-			if answer.Error != nil {
-				return nil, fmt.Errorf("%s: %s", method, answer.Error.Message)
-			}
-			return answer.Result, nil
-		case <-limit.C:
-			return nil, fmt.Errorf("%s: no answer in %s", method, clipboardLimit)
-		}
-	}
-}
-
-func (c *clipboard) evaluate(expression string) (json.RawMessage, error) {
-	raw, err := c.command("Runtime.evaluate", map[string]any{"expression": expression, "returnByValue": true})
-	if err != nil {
-		return nil, err
-	}
+func (c *clipboard) evaluate(ctx context.Context, session, expression string) (json.RawMessage, error) {
 	var out struct {
 		Result           struct{ Value json.RawMessage }
 		ExceptionDetails *struct{ Text string }
 	}
-	if err := json.Unmarshal(raw, &out); err != nil {
+	if err := c.cdp.call(ctx, session, "Runtime.evaluate", params{"expression": expression, "returnByValue": true}, &out); err != nil {
 		return nil, err
 	}
 	if out.ExceptionDetails != nil {
@@ -125,24 +72,26 @@ func (c *clipboard) evaluate(expression string) (json.RawMessage, error) {
 }
 
 // edit runs an editing command, as a menu entry would.
-func (c *clipboard) edit(command string) error {
-	_, err := c.command("Input.dispatchKeyEvent", map[string]any{"type": "rawKeyDown", "key": command, "commands": []string{command}})
-	return err
+func (c *clipboard) edit(ctx context.Context, command string) error {
+	return c.cdp.call(ctx, c.session, "Input.dispatchKeyEvent", params{"type": "rawKeyDown", "key": command, "commands": []string{command}}, nil)
 }
 
-func (c *clipboard) read() (string, error) {
+// read returns the clipboard's text, "" when it holds none.
+func (c *clipboard) read(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, clipboardLimit)
+	defer cancel()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.open(); err != nil {
+	if err := c.open(ctx); err != nil {
 		return "", err
 	}
-	if _, err := c.evaluate("globalThis.pasted = null; true"); err != nil {
+	if _, err := c.evaluate(ctx, c.session, "globalThis.pasted = null; true"); err != nil {
 		return "", err
 	}
-	if err := c.edit("paste"); err != nil {
+	if err := c.edit(ctx, "paste"); err != nil {
 		return "", err
 	}
-	raw, err := c.evaluate("globalThis.pasted")
+	raw, err := c.evaluate(ctx, c.session, "globalThis.pasted")
 	if err != nil {
 		return "", err
 	}
@@ -156,23 +105,25 @@ func (c *clipboard) read() (string, error) {
 	return *text, nil
 }
 
-func (c *clipboard) write(text string) error {
+func (c *clipboard) write(ctx context.Context, text string) error {
+	ctx, cancel := context.WithTimeout(ctx, clipboardLimit)
+	defer cancel()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.open(); err != nil {
+	if err := c.open(ctx); err != nil {
 		return err
 	}
 	literal, err := json.Marshal(text) // JSON is JavaScript
 	if err != nil {
 		return err
 	}
-	if _, err := c.evaluate("globalThis.copied = false; globalThis.text = " + string(literal) + "; true"); err != nil {
+	if _, err := c.evaluate(ctx, c.session, "globalThis.copied = false; globalThis.text = "+string(literal)+"; true"); err != nil {
 		return err
 	}
-	if err := c.edit("copy"); err != nil {
+	if err := c.edit(ctx, "copy"); err != nil {
 		return err
 	}
-	raw, err := c.evaluate("globalThis.copied")
+	raw, err := c.evaluate(ctx, c.session, "globalThis.copied")
 	if err != nil {
 		return err
 	}
@@ -180,18 +131,4 @@ func (c *clipboard) write(text string) error {
 		return errors.New("the browser did not copy")
 	}
 	return nil
-}
-
-// clipboardRead returns the clipboard's text, "" when it holds none.
-func (r *run) clipboardRead(ctx context.Context) (string, error) {
-	var text string
-	err := r.call(ctx, func() (err error) {
-		text, err = r.conn.clipboard.read()
-		return err
-	})
-	return text, err
-}
-
-func (r *run) clipboardWrite(ctx context.Context, text string) error {
-	return r.call(ctx, func() error { return r.conn.clipboard.write(text) })
 }

@@ -2,6 +2,7 @@ package playwright
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -24,7 +25,7 @@ type connection struct {
 	driver  *driver
 	browser pw.Browser
 	context pw.BrowserContext
-	root    pw.CDPSession // the browser's own
+	cdp     *devtools
 	gone    chan struct{}
 	over    sync.Once
 
@@ -39,19 +40,27 @@ type connection struct {
 // page is one tab or window.
 type page struct {
 	pw.Page
-	cdp    pw.CDPSession // for what Playwright's API lacks, and pictures
-	target string        // CDP target id
-	closed chan struct{}
-	ready  chan struct{} // closed when cdp and the display are set, or closed is
-	loaded chan struct{} // gets a token when a document has loaded
-	mouse  computer.Point
-	placed bool // the page's pointer is at mouse
+	target  string // CDP target id
+	session string // in devtools; "" while not ready, and when preparing failed
+	closed  chan struct{}
+	ready   chan struct{} // closed when it is prepared, or that failed
+	loaded  chan struct{} // gets a token when a document has loaded
+	mouse   computer.Point
+	placed  bool // the page's pointer is at mouse
 }
 
 // dial connects to the sandbox's browser and prepares its pages.
 func dial(ctx context.Context, s *sandbox, d *driver) (*connection, error) {
 	c := &connection{s: s, driver: d, gone: make(chan struct{}), changed: make(chan struct{})}
-	err := c.wait(ctx, func() error {
+	err := c.wait(ctx, func(ctx context.Context) (err error) {
+		if c.cdp, err = dialDevtools(ctx, s.proc.endpoint, s.work.Go); err != nil {
+			return err
+		}
+		c.clipboard = &clipboard{cdp: c.cdp}
+		c.cdp.on("Page.loadEventFired", c.onLoad)
+		if err := c.guard(ctx); err != nil {
+			return err
+		}
 		b, err := d.pw.Chromium.ConnectOverCDP(s.proc.endpoint, pw.BrowserTypeConnectOverCDPOptions{
 			Timeout:      pw.Float(float64(connectTimeout.Milliseconds())),
 			ArtifactsDir: pw.String(filepath.Join(s.dir, "downloads")),
@@ -69,13 +78,6 @@ func dial(ctx context.Context, s *sandbox, d *driver) (*connection, error) {
 			return errors.New("the browser has no default context")
 		}
 		c.context = b.Contexts()[0]
-		if c.root, err = b.NewBrowserCDPSession(); err != nil {
-			return fmt.Errorf("open the browser's session: %w", err)
-		}
-		c.clipboard = newClipboard(c.root)
-		if err := c.guard(); err != nil {
-			return err
-		}
 		return c.attach()
 	})
 	if err != nil {
@@ -85,22 +87,23 @@ func dial(ctx context.Context, s *sandbox, d *driver) (*connection, error) {
 	s.work.Go(func() {
 		select {
 		case <-d.gone:
-			c.end()
+		case <-c.cdp.gone:
 		case <-s.dead:
-			c.end()
+		case <-s.p.ctx.Done():
 		case <-c.gone:
 		}
+		c.abandon()
 	})
 	return c, nil
 }
 
 // wait runs a blocking call of the connection's making; when ctx or the
 // connection ends first, the call's end is awaited in the background.
-func (c *connection) wait(ctx context.Context, fn func() error) error {
+func (c *connection) wait(ctx context.Context, fn func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, connectTimeout+5*time.Second, errors.New("the browser's pages do not answer"))
+	defer cancel()
 	done := make(chan error, 1)
-	c.s.work.Go(func() { done <- fn() })
-	timeout := time.NewTimer(connectTimeout + 5*time.Second)
-	defer timeout.Stop()
+	c.s.work.Go(func() { done <- fn(ctx) })
 	select {
 	case err := <-done:
 		return err
@@ -112,8 +115,6 @@ func (c *connection) wait(ctx context.Context, fn func() error) error {
 		return errKilled
 	case <-c.driver.gone:
 		return errDriverGone
-	case <-timeout.C:
-		return errors.New("the browser's pages do not answer")
 	}
 }
 
@@ -130,11 +131,28 @@ func (c *connection) isGone() bool {
 	}
 }
 
-// abandon drops a connection that could not be made whole. The browser lives.
+// abandon ends a connection, whole or not. The browser lives.
 func (c *connection) abandon() {
 	c.end()
-	if c.browser != nil {
-		c.s.work.Go(func() { _ = c.browser.Close() }) // disconnects; a fault means that it is already
+	if c.cdp != nil {
+		c.cdp.close()
+	}
+	if c.browser != nil && !c.s.isDead() && c.s.p.ctx.Err() == nil {
+		_ = c.browser.Close() // disconnects; a fault means that it is already
+	}
+}
+
+// onLoad tells a page that its document has loaded.
+func (c *connection) onLoad(session string, _ json.RawMessage) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.pages {
+		if p.session == session {
+			select {
+			case p.loaded <- struct{}{}:
+			default:
+			}
+		}
 	}
 }
 
@@ -192,34 +210,64 @@ func (c *connection) addPage(raw pw.Page) *page {
 
 // prepare gives a page its session and the sandbox's display.
 func (c *connection) prepare(p *page) error {
-	session, err := c.context.NewCDPSession(p.Page)
-	if err != nil {
-		return fmt.Errorf("open a page's session: %w", err)
-	}
-	p.cdp = session
-	info, err := send[struct {
-		TargetInfo struct {
-			TargetID string `json:"targetId"`
-		} `json:"targetInfo"`
-	}](session, "Target.getTargetInfo", nil)
+	ctx, cancel := context.WithTimeout(c.s.p.ctx, connectTimeout)
+	defer cancel()
+	target, err := c.identify(ctx, p)
 	if err != nil {
 		return err
 	}
-	p.target = info.TargetInfo.TargetID
-	session.On("Page.loadEventFired", func(any) {
-		select {
-		case p.loaded <- struct{}{}:
-		default:
-		}
-	})
-	if _, err := send[none](session, "Page.enable", nil); err != nil {
+	session, err := c.cdp.attach(ctx, target)
+	if err == nil {
+		err = c.cdp.call(ctx, session, "Page.enable", nil, nil)
+	}
+	if err != nil {
 		return err
 	}
 	d := c.s.display()
 	if err := p.SetViewportSize(d.Width, d.Height); err != nil {
 		return fmt.Errorf("set the display: %w", err)
 	}
+	c.mu.Lock()
+	p.target, p.session = target, session
+	c.mu.Unlock()
 	return nil
+}
+
+// identify asks Playwright which CDP target a page is. A call of a Playwright
+// CDP session that closes in the middle never returns, so nobody waits for
+// this one's goroutine: in that rare case it ends with the driver.
+func (c *connection) identify(ctx context.Context, p *page) (string, error) {
+	type answer struct {
+		target string
+		err    error
+	}
+	done := make(chan answer, 1)
+	go func() {
+		session, err := c.context.NewCDPSession(p.Page)
+		if err != nil {
+			done <- answer{err: fmt.Errorf("open a page's session: %w", err)}
+			return
+		}
+		raw, err := session.Send("Target.getTargetInfo", params{})
+		reply, _ := raw.(map[string]any)
+		info, _ := reply["targetInfo"].(map[string]any)
+		target, ok := info["targetId"].(string)
+		if err == nil && !ok {
+			err = errors.New("the page has no target")
+		}
+		done <- answer{target, err}
+		_ = session.Detach() // a page that has closed is detached
+	}()
+	select {
+	case a := <-done:
+		return a.target, a.err
+	case <-p.closed:
+		return "", pw.ErrTargetClosed
+	case <-c.gone:
+		return "", errDevtoolsGone
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
+	}
 }
 
 // activate makes p the active page. The caller holds c.mu.
@@ -299,7 +347,7 @@ func (c *connection) current(ctx context.Context) (*page, error) {
 		}
 		select {
 		case <-ready:
-			if !p.isClosed() && p.cdp != nil {
+			if !p.isClosed() && p.session != "" {
 				return p, nil
 			}
 			ready = nil

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"time"
 
-	pw "github.com/mxschmitt/playwright-go"
-
 	"berth/internal/computer"
 	"berth/internal/providers"
 )
@@ -185,12 +183,7 @@ func (r *run) explain(ctx context.Context, err error) (*computer.Fault, error) {
 	if r.page != nil {
 		pageClosed = r.page.closed
 	}
-	var broken <-chan time.Time
-	if errors.Is(err, pw.ErrTargetClosed) || errors.Is(err, errDriverGone) {
-		broken = time.After(settle)
-	} else {
-		broken = time.After(0)
-	}
+	broken := time.After(settle)
 	for {
 		select {
 		case <-r.dead:
@@ -249,13 +242,13 @@ func (r *run) act(ctx context.Context, a computer.Action, out *providers.Result)
 	case computer.Open:
 		return r.open(ctx, a.Target)
 	case computer.ClipboardRead:
-		text, err := r.clipboardRead(ctx)
+		text, err := r.conn.clipboard.read(ctx)
 		if err != nil {
 			return err
 		}
 		return answer(out, text)
 	case computer.ClipboardWrite:
-		return r.clipboardWrite(ctx, *a.Text)
+		return r.conn.clipboard.write(ctx, *a.Text)
 	default: // check has refused it
 		return fmt.Errorf("action %q: %w", a.Type, providers.ErrUnsupported)
 	}

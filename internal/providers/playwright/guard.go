@@ -1,6 +1,8 @@
 package playwright
 
 import (
+	"context"
+	"encoding/json"
 	"net"
 	"net/url"
 	"strings"
@@ -8,7 +10,7 @@ import (
 
 // guardPatterns are the requests that the guard looks at: DevTools' own paths,
 // on whatever host. All other requests pass without a detour.
-var guardPatterns = []map[string]any{
+var guardPatterns = []params{
 	{"urlPattern": "http://*/json*"},
 	{"urlPattern": "http://*/devtools*"},
 }
@@ -17,25 +19,25 @@ var guardPatterns = []map[string]any{
 // ports of the provider's browsers. Chromium checks the Origin of a WebSocket
 // there, but it shows to anyone on the machine which pages are open, and
 // closes them on request: without a guard one sandbox could look into another.
-func (c *connection) guard() error {
-	c.root.On("Fetch.requestPaused", func(v any) {
-		event, ok := v.(map[string]any)
-		if !ok {
-			return
+func (c *connection) guard(ctx context.Context) error {
+	c.cdp.on("Fetch.requestPaused", func(_ string, raw json.RawMessage) {
+		var event struct {
+			RequestID string `json:"requestId"`
+			Request   struct{ URL string }
 		}
-		request, _ := event["request"].(map[string]any)
-		to, _ := request["url"].(string) // "": let through what has no address
-		method, params := "Fetch.continueRequest", map[string]any{"requestId": event["requestId"]}
-		if c.s.p.isDebugPort(to) {
-			method, params["errorReason"] = "Fetch.failRequest", "BlockedByClient"
-			c.s.p.log.Warn("a sandbox reached for a debugging port", "vm", c.s.vm(), "url", to)
+		if err := json.Unmarshal(raw, &event); err != nil {
+			return // no event that we know: nothing to let through
+		}
+		method, p := "Fetch.continueRequest", params{"requestId": event.RequestID}
+		if c.s.p.isDebugPort(event.Request.URL) {
+			method, p["errorReason"] = "Fetch.failRequest", "BlockedByClient"
+			c.s.p.log.Warn("a sandbox reached for a debugging port", "vm", c.s.vm(), "url", event.Request.URL)
 		}
 		c.s.work.Go(func() {
-			_, _ = send[none](c.root, method, params) // fails when the request is over, or the connection
+			_ = c.cdp.call(context.Background(), "", method, p, nil) // fails when the request is over, or the connection
 		})
 	})
-	_, err := send[none](c.root, "Fetch.enable", map[string]any{"patterns": guardPatterns})
-	return err
+	return c.cdp.call(ctx, "", "Fetch.enable", params{"patterns": guardPatterns}, nil)
 }
 
 // isDebugPort reports whether an address is on this machine, at the debugging

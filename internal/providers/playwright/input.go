@@ -121,15 +121,14 @@ func (r *run) button(ctx context.Context, b computer.Button, count int, down boo
 			return err
 		}
 	}
-	p := r.page
+	p, conn := r.page, r.conn
 	err := r.call(ctx, func() error {
 		switch {
 		case b == computer.Back || b == computer.Forward: // Playwright's API has only three buttons
 			kind := map[bool]string{true: "mousePressed", false: "mouseReleased"}[down]
-			_, err := send[none](p.cdp, "Input.dispatchMouseEvent", map[string]any{
+			return conn.cdp.call(context.Background(), p.session, "Input.dispatchMouseEvent", params{
 				"type": kind, "x": at.X, "y": at.Y, "button": string(b), "buttons": mask, "clickCount": count, "modifiers": mods,
-			})
-			return err
+			}, nil)
 		case down:
 			return p.Mouse().Down(pw.MouseDownOptions{Button: mouseButton(b), ClickCount: pw.Int(count)})
 		default:
@@ -365,11 +364,11 @@ func (r *run) stroke(ctx context.Context, key string, down []string, press bool)
 	if err != nil {
 		return err
 	}
-	p := r.page
+	p, conn := r.page, r.conn
 	return r.call(ctx, func() error {
 		switch {
 		case st.name == "":
-			return rawKey(p.cdp, st, modifiers(down), press)
+			return conn.rawKey(p, st, modifiers(down), press)
 		case press:
 			return p.Keyboard().Down(st.name)
 		default:
@@ -379,16 +378,15 @@ func (r *run) stroke(ctx context.Context, key string, down []string, press bool)
 }
 
 // rawKey sends a key event that Playwright has no name for.
-func rawKey(session pw.CDPSession, st stroke, mods int, press bool) error {
-	params := map[string]any{"type": "keyUp", "key": st.key, "code": st.code, "windowsVirtualKeyCode": st.vk, "modifiers": mods}
+func (c *connection) rawKey(p *page, st stroke, mods int, press bool) error {
+	event := params{"type": "keyUp", "key": st.key, "code": st.code, "windowsVirtualKeyCode": st.vk, "modifiers": mods}
 	if press {
-		params["type"] = "rawKeyDown"
+		event["type"] = "rawKeyDown"
 		if st.text != "" && mods&^modifierBits["Shift"] == 0 {
-			params["type"], params["text"], params["unmodifiedText"] = "keyDown", st.text, st.text
+			event["type"], event["text"], event["unmodifiedText"] = "keyDown", st.text, st.text
 		}
 	}
-	_, err := send[none](session, "Input.dispatchKeyEvent", params)
-	return err
+	return c.cdp.call(context.Background(), p.session, "Input.dispatchKeyEvent", event, nil)
 }
 
 // releaseAll releases every key and button, after a batch that did not go
@@ -428,9 +426,9 @@ func (s *sandbox) releaseLeftovers(ctx context.Context, c *connection) error {
 		return fmt.Errorf("read what is held: %w", err)
 	}
 	pages, _ := c.all()
-	err = c.wait(ctx, func() error {
+	err = c.wait(ctx, func(ctx context.Context) error {
 		for _, p := range pages {
-			if err := p.releaseRaw(h); err != nil && !p.isClosed() {
+			if err := c.releaseRaw(ctx, p, h); err != nil && !p.isClosed() {
 				return fmt.Errorf("release what was held: %w", err)
 			}
 		}
@@ -445,11 +443,11 @@ func (s *sandbox) releaseLeftovers(ctx context.Context, c *connection) error {
 	return s.note()
 }
 
-func (p *page) releaseRaw(h held) error {
+func (c *connection) releaseRaw(ctx context.Context, p *page, h held) error {
 	for _, b := range slices.Backward(h.Buttons) {
-		if _, err := send[none](p.cdp, "Input.dispatchMouseEvent", map[string]any{
+		if err := c.cdp.call(ctx, p.session, "Input.dispatchMouseEvent", params{
 			"type": "mouseReleased", "x": h.Cursor.X, "y": h.Cursor.Y, "button": string(b), "buttons": 0, "clickCount": 1,
-		}); err != nil {
+		}, nil); err != nil {
 			return err
 		}
 	}
@@ -461,7 +459,7 @@ func (p *page) releaseRaw(h held) error {
 		if st.code == "" {
 			st.code, st.vk = codeOf(key)
 		}
-		if err := rawKey(p.cdp, st, modifiers(h.Keys[:i]), false); err != nil {
+		if err := c.rawKey(p, st, modifiers(h.Keys[:i]), false); err != nil {
 			return err
 		}
 	}

@@ -123,14 +123,15 @@ type navigation struct {
 // navigate goes to an address. When ctx ends it stops the load, which makes
 // the call return; if that does not help the browser is closed.
 func (r *run) navigate(ctx context.Context, to string) (navigation, error) {
-	p := r.page
+	p, conn := r.page, r.conn
 	type outcome struct {
 		went navigation
 		err  error
 	}
 	done := make(chan outcome, 1)
 	if !r.work.Go(func() {
-		went, err := send[navigation](p.cdp, "Page.navigate", map[string]any{"url": to})
+		var went navigation
+		err := conn.cdp.call(context.Background(), p.session, "Page.navigate", params{"url": to}, &went) // ended by stopLoading
 		done <- outcome{went, err}
 	}) {
 		return navigation{}, r.lost()
@@ -145,8 +146,7 @@ func (r *run) navigate(ctx context.Context, to string) (navigation, error) {
 	stopCtx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), graceOnCancel, context.Cause(ctx))
 	defer cancel()
 	if err := r.call(stopCtx, func() error {
-		_, err := send[none](p.cdp, "Page.stopLoading", nil)
-		return err
+		return conn.cdp.call(context.Background(), p.session, "Page.stopLoading", nil, nil)
 	}); err != nil {
 		return navigation{}, err
 	}

@@ -3,17 +3,14 @@ package playwright
 import (
 	"bytes"
 	"context"
-	"encoding/base64"
-	"errors"
 	"fmt"
 	"image"
 	"image/color"
 	"image/draw"
 	"image/png"
+	"strings"
 	"sync"
 	"time"
-
-	pw "github.com/mxschmitt/playwright-go"
 
 	"berth/internal/computer"
 	"berth/internal/providers"
@@ -33,10 +30,10 @@ func (s *sandbox) capture(ctx context.Context, conn *connection) (image.Image, *
 			return nil, nil, err
 		}
 		img, err := s.shoot(ctx, conn, p)
-		if errors.Is(err, pw.ErrTargetClosed) && s.moved(conn, p) {
-			continue // the page closed under it: another one is active now
+		if err == nil || ctx.Err() != nil || s.isDead() || !s.moved(conn, p) {
+			return img, p, err
 		}
-		return img, p, err
+		// The page closed under it: another one is active now.
 	}
 }
 
@@ -70,43 +67,18 @@ func (s *sandbox) shoot(ctx context.Context, conn *connection, p *page) (image.I
 			return nil, fmt.Errorf("the browser's picture is %v, the display %d×%d: %w", size, d.Width, d.Height, providers.ErrUnavailable)
 		}
 		// A window that has just opened, or whose display another client changed.
-		if err := s.ask(ctx, func() error { return p.SetViewportSize(d.Width, d.Height) }, func() {}); err != nil {
+		if err := s.ask(ctx, func() error { return p.SetViewportSize(d.Width, d.Height) }); err != nil {
 			return nil, err
 		}
 	}
 }
 
 func (s *sandbox) shootRaw(ctx context.Context, conn *connection, p *page) ([]byte, error) {
-	session := make(chan pw.CDPSession, 1)
-	var out []byte
-	err := s.ask(ctx, func() error {
-		own, err := conn.context.NewCDPSession(p.Page)
-		if err != nil {
-			return fmt.Errorf("open a session for the picture: %w", err)
-		}
-		session <- own
-		shot, err := send[struct{ Data string }](own, "Page.captureScreenshot", map[string]any{
-			"format": "png", "optimizeForSpeed": true, "captureBeyondViewport": false,
-		})
-		if err != nil {
-			return err
-		}
-		if out, err = base64.StdEncoding.DecodeString(shot.Data); err != nil {
-			return fmt.Errorf("decode the browser's picture: %w", err)
-		}
-		return own.Detach()
-	}, func() { // detaching makes the command return
-		select {
-		case own := <-session:
-			_ = own.Detach() // fails only when the page or browser went, which also ends the command
-		case <-time.After(settle):
-		case <-s.dead:
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
+	var shot struct{ Data []byte } // base64 in JSON
+	err := conn.cdp.call(ctx, p.session, "Page.captureScreenshot", params{
+		"format": "png", "optimizeForSpeed": true, "captureBeyondViewport": false,
+	}, &shot)
+	return shot.Data, err
 }
 
 // arrow is the pointer: '#' is its outline, '.' its body. Its hot spot is the
@@ -271,14 +243,10 @@ func (s *sandbox) observe(ctx context.Context) (providers.View, error) {
 
 // describePages asks the browser's process for the pages' addresses and titles.
 func (s *sandbox) describePages(ctx context.Context, conn *connection, shown *page) ([]computer.Page, error) {
-	type target struct{ TargetID, Title, URL string }
-	var infos []target
-	err := s.ask(ctx, func() error {
-		got, err := send[struct{ TargetInfos []target }](conn.root, "Target.getTargets", nil)
-		infos = got.TargetInfos
-		return err
-	}, func() {}) // the browser's own process answers, or is dead
-	if err != nil {
+	var targets struct {
+		TargetInfos []struct{ TargetID, Title, URL string }
+	}
+	if err := conn.cdp.call(ctx, "", "Target.getTargets", nil, &targets); err != nil {
 		return nil, err
 	}
 	pages, _ := conn.all()
@@ -289,7 +257,7 @@ func (s *sandbox) describePages(ctx context.Context, conn *connection, shown *pa
 		default:
 			continue // it is opening
 		}
-		for _, info := range infos {
+		for _, info := range targets.TargetInfos {
 			if info.TargetID == p.target {
 				out = append(out, computer.Page{URL: info.URL, Title: title(info.Title, info.URL), Active: p == shown})
 			}
@@ -299,9 +267,10 @@ func (s *sandbox) describePages(ctx context.Context, conn *connection, shown *pa
 }
 
 // title drops what the browser shows in place of a title that a page lacks:
-// its address.
+// its address, without the scheme.
 func title(shown, url string) string {
-	if shown == url || len(url) > len(shown) && url[len(url)-len(shown):] == shown {
+	_, rest, _ := strings.Cut(url, "://")
+	if shown == url || shown == rest || shown == strings.TrimSuffix(rest, "/") {
 		return ""
 	}
 	return shown

@@ -263,9 +263,9 @@ func (s *sandbox) call(ctx context.Context, fn func() error) error {
 	}
 }
 
-// ask runs a blocking call that has no effect on the page. When ctx ends it
-// calls abort, which must make fn return.
-func (s *sandbox) ask(ctx context.Context, fn func() error, abort func()) error {
+// ask runs a blocking Playwright call that has no effect on the page. When ctx
+// ends nobody waits for it any more; it ends with the page at the latest.
+func (s *sandbox) ask(ctx context.Context, fn func() error) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
@@ -277,7 +277,6 @@ func (s *sandbox) ask(ctx context.Context, fn func() error, abort func()) error 
 	case <-s.dead:
 		return s.lost()
 	case <-ctx.Done():
-		s.work.Go(abort)
 		return context.Cause(ctx)
 	}
 }

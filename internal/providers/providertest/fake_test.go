@@ -223,3 +223,21 @@ func TestFakeFaults(t *testing.T) {
 		}
 	})
 }
+
+func TestFakeContract(t *testing.T) {
+	var last *Fake
+	Exercise(t, func(t *testing.T) providers.Provider {
+		last = NewFake(FakeOptions{CheckFences: true, Recall: true})
+		p := last.Provider()
+		t.Cleanup(func() {
+			if err := p.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return p
+	}, Options{
+		NoPages: true, ChecksFences: true, Recalls: true,
+		NewLimited: func(t *testing.T) providers.Provider { return NewFake(FakeOptions{Capacity: 2}).Provider() },
+		Crash:      func(t *testing.T, _ providers.Provider, vm string) { last.Crash(vm) },
+	})
+}

@@ -1,0 +1,41 @@
+package providertest
+
+import (
+	"slices"
+	"testing"
+)
+
+// pageTests are the tests whose oracle is the page.
+func (s *suite) pageTests() map[string]func(*testing.T) {
+	return map[string]func(*testing.T){
+		"mouse": s.mouse, "drags": s.drags, "scroll": s.scroll, "keyboard": s.keyboard, "typing": s.typing,
+		"editing and clipboard": s.editing, "pictures": s.pictures, "batch": s.batch, "observation": s.observation,
+		"isolation": s.isolation, "release": s.release, "hung page": s.hung, "loads": s.loads,
+	}
+}
+
+// opened shows a fresh page and returns its record, or nil without pages.
+func (b *box) opened(t *testing.T) *record {
+	t.Helper()
+	if b.opts.NoPages {
+		return nil
+	}
+	page := b.oracle.page()
+	b.do(t, opening(page.url))
+	page.awaitType(t, "painted")
+	page.forget()
+	return page
+}
+
+// settle makes the page see one more key, waits for it, and returns (and
+// forgets) what the page saw before: all that the actions so far have caused.
+func (b *box) settle(t *testing.T, page *record) []event {
+	t.Helper()
+	b.do(t, press("F9"))
+	is := func(e event, typ string) bool { return e.Type == typ && e.Key == "F9" }
+	events := page.await(t, "F9", func(es []event) bool {
+		return slices.ContainsFunc(es, func(e event) bool { return is(e, "keyup") })
+	})
+	page.forget()
+	return events[:slices.IndexFunc(events, func(e event) bool { return is(e, "keydown") })]
+}
