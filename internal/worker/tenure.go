@@ -186,6 +186,9 @@ func (t *tenure) open(ctx context.Context) error {
 }
 
 func (t *tenure) close() {
+	if t.w.crashed.Load() {
+		return
+	}
 	if err := t.provider.Close(); err != nil {
 		t.log.Warn("provider does not close", "err", err)
 	}

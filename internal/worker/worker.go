@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -72,6 +73,8 @@ type Worker struct {
 	opts  Options
 	inst  *instruments
 	alive context.CancelCauseFunc // set by Run; ends everything at once
+
+	crashed atomic.Bool // in tests only: a dead process closes nothing
 
 	mu      sync.Mutex
 	held    int       // leases held

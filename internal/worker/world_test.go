@@ -168,6 +168,7 @@ func (w *world) startWith(opts Options, servers ...string) *process {
 // crash ends the process as kill -9 does: nothing more is published,
 // acknowledged or released. It does not wait, so that hooks can call it.
 func (p *process) crash() {
+	p.worker.crashed.Store(true)
 	p.nc.Close()
 	p.worker.mu.Lock()
 	alive := p.worker.alive
