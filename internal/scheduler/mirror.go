@@ -117,6 +117,7 @@ func (t *term) forgetVM(vm string, rev uint64) {
 	}
 	t.waiting.remove(vm)
 	delete(t.vms, vm)
+	t.moving.forget(vm)
 }
 
 // applyServer takes a newer record into the mirror and wakes what waits.

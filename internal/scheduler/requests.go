@@ -236,7 +236,12 @@ func (t *term) takeKill(ctx context.Context, r request) error {
 
 // kill has a sandbox end as killed; one that never reached a server ends at once.
 func (t *term) kill(ctx context.Context, vm, code, message string) error {
-	_, err := t.transition(ctx, vm, func(p *kv.Placement, _ uint64) error {
+	unlock, err := t.moving.lock(ctx, vm)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	_, err = t.transition(ctx, vm, func(p *kv.Placement, _ uint64) error {
 		now := time.Now().UTC()
 		switch {
 		case p.Phase == kv.Ended || p.Ending != nil && p.Ending.Outcome == events.EventKilled:
@@ -271,6 +276,11 @@ func (t *term) takeExtend(ctx context.Context, r request) error {
 	if _, err := t.find(ctx, r.Tenant, data.VMID); err != nil {
 		return err
 	}
+	unlock, err := t.moving.lock(ctx, data.VMID)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	var expires time.Time
 	var refused *refusal
 	rec, err := t.transition(ctx, data.VMID, func(p *kv.Placement, _ uint64) error {

@@ -65,8 +65,8 @@ func (t *term) killed(ctx context.Context, path events.ResultPath, f events.Fini
 	present := v != nil && v.rec.Phase == kv.Ready && v.rec.ServerID == path.Server && v.rec.Fence == f.Fence && v.rec.Ending == nil
 	t.mu.Unlock()
 	if present {
-		err := t.end(ctx, path.VM, ending(events.EventKilled, events.CodeKilled, fmt.Sprintf("killed by command %s of %s", f.CommandID, f.Source)))
-		if err != nil {
+		how := ending(events.EventKilled, events.CodeKilled, fmt.Sprintf("killed by command %s of %s", f.CommandID, f.Source))
+		if _, err := t.alone(ctx, path.VM, func() (time.Duration, error) { return 0, t.end(ctx, path.VM, how) }); err != nil {
 			return err
 		}
 	}
@@ -89,7 +89,12 @@ func (t *term) used(ctx context.Context, vm string) error {
 	if !write {
 		return nil
 	}
-	_, err := t.transition(ctx, vm, func(p *kv.Placement, _ uint64) error {
+	unlock, err := t.moving.lock(ctx, vm)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	_, err = t.transition(ctx, vm, func(p *kv.Placement, _ uint64) error {
 		if p.Phase != kv.Ready || p.ActiveAt == nil || now.Sub(*p.ActiveAt) < activityEvery {
 			return kv.ErrUnchanged
 		}

@@ -38,6 +38,7 @@ type term struct {
 	tending *workqueue    // servers whose picture changed
 
 	reserving keyedMutex // by server id
+	moving    keyedMutex // by vm: what moves a sandbox and announces it does so alone, so that events keep their order
 	work      sync.WaitGroup
 	unsaid    map[uint64]bool // revisions written and not yet announced; guarded by mu
 }
@@ -131,7 +132,7 @@ func (t *term) stepper(ctx context.Context) error {
 		if !ok {
 			return nil
 		}
-		again, err := t.step(ctx, vm)
+		again, err := t.alone(ctx, vm, func() (time.Duration, error) { return t.step(ctx, vm) })
 		if err != nil && ctx.Err() == nil {
 			t.log.Warn("step; trying again", "vm", vm, "err", err)
 			again = time.Second
@@ -141,6 +142,16 @@ func (t *term) stepper(ctx context.Context) error {
 			t.later(vm, again)
 		}
 	}
+}
+
+// alone runs f while nothing else moves the sandbox.
+func (t *term) alone(ctx context.Context, vm string, f func() (time.Duration, error)) (time.Duration, error) {
+	unlock, err := t.moving.lock(ctx, vm)
+	if err != nil {
+		return 0, err
+	}
+	defer unlock()
+	return f()
 }
 
 // later has step look at vm in d, instead of whenever it was to look before.
@@ -238,8 +249,9 @@ func (t *term) announceUnsaid(ctx context.Context) error {
 }
 
 // transition changes a sandbox's record by compare-and-set, starting from the
-// mirror, and announces the phase it reaches. change must be idempotent; it
-// returns kv.ErrUnchanged to leave the record alone.
+// mirror, and announces the phase it reaches. The caller holds the sandbox's
+// lock. change must be idempotent; it returns kv.ErrUnchanged to leave the
+// record alone.
 func (t *term) transition(ctx context.Context, vm string, change func(rec *kv.Placement, rev uint64) error) (kv.Placement, error) {
 	t.mu.Lock()
 	var rec kv.Placement

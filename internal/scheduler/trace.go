@@ -34,6 +34,9 @@ func eventAttr(name string) metric.MeasurementOption {
 	return metric.WithAttributes(attribute.String("event", name))
 }
 
+// forget drops a key that nobody will lock again.
+func (k *keyedMutex) forget(key string) { k.locks.Delete(key) }
+
 // keyedMutex is one lock per key. It is made of channels, since a holder may
 // wait for time and a mutex would then stand still in a synctest bubble.
 type keyedMutex struct{ locks sync.Map }
