@@ -55,6 +55,17 @@ type rig struct {
 // (nats-server/v2/server/ats), which belong to the first bubble.
 func bubble(t *testing.T, body func(g *rig)) {
 	t.Helper()
+	bubbleWithout(t, func(g *rig) {
+		g.fleet = startFleet(g)
+		defer g.fleet.stop()
+		defer g.endRunners()
+		body(g)
+	})
+}
+
+// bubbleWithout has no fake fleet.
+func bubbleWithout(t *testing.T, body func(g *rig)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		g := &rig{t: t, dir: t.TempDir()}
 		g.boot()
@@ -62,18 +73,21 @@ func bubble(t *testing.T, body func(g *rig)) {
 		if err := bus.Ensure(t.Context(), g.js, 1); err != nil {
 			t.Fatal(err)
 		}
-		g.fleet = startFleet(g)
 		defer func() {
-			for _, p := range g.processes { // those that a failed test left
-				p.kill()
-				<-p.done
-			}
-			g.fleet.stop()
+			g.endRunners()
 			g.nc.Close()
 			g.srv.Shutdown()
 		}()
 		body(g)
 	})
+}
+
+// endRunners ends the processes that a failed test has left.
+func (g *rig) endRunners() {
+	for _, p := range g.processes {
+		p.kill()
+		<-p.done
+	}
 }
 
 func (g *rig) boot() {
