@@ -21,11 +21,10 @@ dev: $(BIN)/berth ## everything in one process on an embedded NATS server, until
 	@scripts/setup.sh
 	@$(BIN)/berth dev
 
-# The programs that the process tests start are built with the race detector
-# too. -p 2: two packages at a time, for browsers and servers share the cores.
-test: $(BIN)/nats $(BIN)/nats-server ## every test, race detector on
-	@mkdir -p $(BIN)/race
-	@$(GO) build -race -o $(BIN)/race/ $(PROGRAMS:%=./cmd/%)
+# The e2e tests start the programs as they are shipped; all else runs with the
+# race detector. -p 2: two packages at a time, for browsers and servers share
+# the cores.
+test: build $(BIN)/nats $(BIN)/nats-server ## every test, race detector on
 	@BERTH_BIN=$(BIN) $(GO) test -race -p 2 -timeout 6m ./...
 
 lint: $(BIN)/golangci-lint ## golangci-lint as .golangci.yml says

@@ -133,6 +133,7 @@ func endBrowsers(t *testing.T, dir string) {
 func TestProcessesUnderLeastGrants(t *testing.T) {
 	f := startFleet(t)
 	out := mustBerth(t, "run", "--server", f.url("operator"), "--script", "../examples/main.json", "--out", t.TempDir())
+	t.Log(out)
 	if !strings.Contains(out, "succeeded after") {
 		t.Fatalf("the main job:\n%s", out)
 	}

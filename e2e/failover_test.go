@@ -1,0 +1,133 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"berth/internal/events"
+	"berth/internal/kv"
+	"berth/internal/looprunner"
+)
+
+// One of each pair of programs is killed while a loop runs; the other finishes
+// what it held, in the same sandbox, and no act runs twice.
+func TestTheOtherOfEachPairFinishes(t *testing.T) {
+	f := startFleet(t)
+	script := map[string]any{"goal": "outlive a crash of everything", "sandbox": map[string]any{"vmId": "survivor"}}
+	items := []any{
+		map[string]any{"type": "open", "target": "{{demo}}/events"},
+		map[string]any{"type": "click", "x": 160, "y": 254, "name": "one click"},
+		map[string]any{"check": "title", "contains": "click=1 "},
+	}
+	for range 40 {
+		items = append(items, map[string]any{"type": "wait", "seconds": 0.4, "unknown": "continue"})
+	}
+	script["script"] = append(items, map[string]any{"check": "title", "contains": "click=1 ", "name": "still one click"})
+	raw, err := json.Marshal(script)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "long.json")
+	if err := os.WriteFile(path, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out := t.TempDir()
+	r := start(t, program("berth"), nil, "run", "--server", f.url("operator"), "--script", path, "--out", out)
+	r.until(30*time.Second, true, "   4  wait")
+	_, js := f.connect(t, "operator")
+	ctx := t.Context()
+
+	// The active scheduler: the other places the next sandbox.
+	leases, err := js.KeyValue(ctx, kv.BucketLeases)
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry, err := leases.Get(ctx, "scheduler")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var holder struct{ Holder string }
+	if err := json.Unmarshal(entry.Value(), &holder); err != nil {
+		t.Fatal(err)
+	}
+	f.named(t, holder.Holder).kill()
+	killed := time.Now()
+	const create = `{"specversion":"1.0","id":"after","source":"/e2e","type":"berth.sandbox.create.v1","data":{"vmId":"after"}}`
+	cli(t, f.url("service"), "--inbox-prefix", "_INBOX.service", "pub", "request.default.sandbox.create", create)
+	placements, err := js.KeyValue(ctx, kv.BucketPlacements)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 20*time.Second, "the other scheduler to place a sandbox", func() error {
+		rec, _, err := kv.Get[kv.Placement](ctx, placements, kv.VMKey("after"))
+		if err == nil && rec.Phase != kv.Ready {
+			err = fmt.Errorf("phase %s", rec.Phase)
+		}
+		return err
+	})
+	t.Logf("a sandbox was ready %s after its scheduler was killed", time.Since(killed).Round(time.Millisecond))
+
+	// The runner that owns the loop: the other goes on with the journal.
+	loop := strings.TrimSuffix(strings.Fields(r.line("loop "))[0], ":")
+	runners := map[string]bool{}
+	for e, err := range looprunner.Follow(ctx, js, "default", loop) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Name == events.LoopActedName {
+			runners[e.Head.Runner] = true
+			if time.Since(e.Stored) < time.Second {
+				f.named(t, e.Head.Runner).kill()
+				break
+			}
+		}
+	}
+	for e, err := range looprunner.Follow(ctx, js, "default", loop) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if runners[e.Head.Runner] = true; len(runners) > 1 && e.Name == events.LoopActedName {
+			break
+		}
+	}
+
+	// The worker that serves the sandbox's server: the other adopts its browser.
+	rec, _, err := kv.Get[kv.Placement](ctx, placements, kv.VMKey("survivor"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	worker := f.servers(t)[rec.ServerID].Worker
+	f.named(t, worker).kill()
+
+	if code := r.wait(90 * time.Second); code != 0 {
+		t.Fatalf("the loop did not outlive the crashes: exit %d", code)
+	}
+	if other := f.servers(t)[rec.ServerID].Worker; other == worker {
+		t.Errorf("server %s is still said to be served by the dead worker", rec.ServerID)
+	}
+	acts := map[string]int{}
+	for e, err := range looprunner.Follow(ctx, js, "default", loop) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Name == events.LoopActedName {
+			var v events.LoopActed
+			if err := e.Decode(&v); err != nil {
+				t.Fatal(err)
+			}
+			acts[v.Command.ID]++
+		}
+	}
+	for id, n := range acts {
+		if n > 1 {
+			t.Errorf("act %s is %d times in the journal", id, n)
+		}
+	}
+	mustBerth(t, "kill", "after", "--server", f.url("operator"))
+	f.noViolations(t)
+}
