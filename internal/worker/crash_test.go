@@ -117,7 +117,7 @@ func TestCrashAtEveryPoint(t *testing.T) {
 	} {
 		t.Run(variant.name, func(t *testing.T) {
 			total := 0
-			bubble(t, func(w *world) {
+			bubble(t, func(t *testing.T, w *world) {
 				w.fakeWith(server1, variant.opts)
 				v := &visits{}
 				w.startWith(Options{Name: "w1", Hook: v.hook})
@@ -131,7 +131,7 @@ func TestCrashAtEveryPoint(t *testing.T) {
 				total = v.n
 			})
 			for n := 1; n <= total; n++ {
-				bubble(t, func(w *world) {
+				bubble(t, func(t *testing.T, w *world) {
 					w.fakeWith(server1, variant.opts)
 					first, second := &visits{}, &visits{}
 					one := w.startWith(Options{Name: "w1", Hook: first.hook})

@@ -14,7 +14,7 @@ import (
 // e2b#1498: whatever goes wrong in a create, nothing stays at the provider, and
 // the outcome says what it was.
 func TestCreateFailures(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		f := w.fake(server1)
 		w.start("w1")
 		for i, c := range []struct {
@@ -67,7 +67,7 @@ func TestCreateFailures(t *testing.T) {
 // A create is idempotent, gives what was asked for, and a leftover of an
 // earlier life of the vm is in nobody's way.
 func TestCreate(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		f := w.fake(server1)
 		w.start("w1")
 		first := w.ready("a")
@@ -97,7 +97,7 @@ func TestCreate(t *testing.T) {
 // daytona#2390: a kill works while the sandbox is made. The create ends failed,
 // code killed, and nothing stays.
 func TestKillDuringCreate(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		f := w.fake(server1)
 		w.start("w1")
 		for _, inject := range []providertest.Injection{{Hang: true}, {Latency: 3 * time.Second}} {
@@ -153,7 +153,7 @@ func TestKillDuringCreate(t *testing.T) {
 // one that the successor finds; at one that does not nothing is left.
 func TestCrashDuringCreate(t *testing.T) {
 	for _, detached := range []bool{true, false} {
-		bubble(t, func(w *world) {
+		bubble(t, func(t *testing.T, w *world) {
 			f := w.fakeWith(server1, providertest.FakeOptions{Detached: detached})
 			one := w.start("w1")
 			w.holds("w1")
@@ -177,7 +177,7 @@ func TestCrashDuringCreate(t *testing.T) {
 
 // vm0#1838: killed is said only when the provider has confirmed it.
 func TestKillIsConfirmed(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		f := w.fake(server1)
 		w.start("w1")
 		fence := w.ready("a")
@@ -208,7 +208,7 @@ func TestKillIsConfirmed(t *testing.T) {
 // Pause and resume reach the provider; a successor looks whether a dead
 // worker's took effect.
 func TestPause(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		f := w.fake(server1)
 		one := w.start("w1")
 		w.ready("a")

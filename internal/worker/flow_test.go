@@ -10,7 +10,7 @@ import (
 
 // The whole life of a sandbox: made, used, looked at, killed.
 func TestLife(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		p := w.start("w1")
 		fence := w.ready("a")
 		c := w.publish("a", events.Act, "1", act(click(10, 20), map[string]any{"type": "cursor"}))

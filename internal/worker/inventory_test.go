@@ -15,7 +15,7 @@ import (
 // proliferate#1280: a sandbox without allocation is killed, but not on one look
 // alone (nomad#17268), and an allocation without sandbox is told, not freed.
 func TestOrphansAreReaped(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		f := w.fake(server1)
 		w.start("w1")
 		w.ready("keep")
@@ -64,7 +64,7 @@ func TestOrphansAreReaped(t *testing.T) {
 // has been freed, at once when a command notices; one that a list leaves out
 // once is not.
 func TestGoneIsReported(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		f := w.fake(server1)
 		w.start("w1")
 		fence := w.ready("a")
@@ -120,7 +120,7 @@ func TestGoneIsReported(t *testing.T) {
 
 // An inventory that cannot be read changes nothing.
 func TestUnreadableInventoryConcludesNothing(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		f := w.fake(server1)
 		w.start("w1")
 		w.ready("a")
@@ -140,7 +140,7 @@ func TestUnreadableInventoryConcludesNothing(t *testing.T) {
 // the inventory failed.
 func TestSuccessorAdopts(t *testing.T) {
 	for _, blind := range []bool{false, true} {
-		bubble(t, func(w *world) {
+		bubble(t, func(t *testing.T, w *world) {
 			one := w.start("w1")
 			fence := w.ready("a")
 			one.crash()
@@ -163,7 +163,7 @@ func TestSuccessorAdopts(t *testing.T) {
 // LLM-MM-Agent#26, mastra#24621: the provider's own end of life is moved on while
 // the allocation stands, by whoever is the worker.
 func TestLifeIsRenewed(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		one := w.start("w1")
 		fence := w.place(server1, "a")
 		w.await(w.publishTo(server1, "a", events.Create, events.SourceScheduler, events.CreateCommandID("a", fence), events.CommandCreate{
@@ -181,7 +181,7 @@ func TestLifeIsRenewed(t *testing.T) {
 
 // Heartbeats come every 2 s ± 10 % and tell of probes.
 func TestHeartbeats(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		f := w.fake(server1)
 		w.start("w1")
 		w.until("synced", 5*time.Second, func() bool { h, ok := w.beat(server1); return ok && h.Synced })
@@ -206,7 +206,7 @@ func TestHeartbeats(t *testing.T) {
 // Three failures in a row that are the server's fault open the breaker: creates
 // are refused, acts are served, and one success after 15 s closes it.
 func TestBreaker(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		f := w.fake(server1)
 		w.start("w1")
 		w.ready("a")

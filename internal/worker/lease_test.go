@@ -17,7 +17,7 @@ import (
 
 // A standby serves within 15 s of kill -9 and within a second of a clean stop.
 func TestTakeoverTimes(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		one := w.start("w1")
 		w.ready("a")
 		w.start("w2")
@@ -58,7 +58,7 @@ func TestDrain(t *testing.T) {
 		seconds float64
 		outcome computer.Outcome
 	}{{5, computer.OK}, {60, computer.Unknown}} {
-		bubble(t, func(w *world) {
+		bubble(t, func(t *testing.T, w *world) {
 			one := w.start("w1")
 			w.ready("a")
 			running := w.publish("a", events.Act, "1", act(click(1, 1), wait(c.seconds), click(2, 2)))
@@ -90,7 +90,7 @@ func TestDrain(t *testing.T) {
 // Two workers that start together share the servers, and one that is left has
 // all of them within 15 s.
 func TestShareServers(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		var servers []string
 		for i := range 6 {
 			servers = append(servers, fmt.Sprintf("fake-%02d", i+1))
@@ -121,7 +121,7 @@ func TestShareServers(t *testing.T) {
 func TestPartition(t *testing.T) {
 	for _, state := range []string{"cut", "hole"} {
 		t.Run(state, func(t *testing.T) {
-			bubble(t, func(w *world) {
+			bubble(t, func(t *testing.T, w *world) {
 				one := w.start("w1")
 				w.ready("a")
 				w.start("w2")
@@ -171,7 +171,7 @@ func TestPartition(t *testing.T) {
 func TestResultSurvivesOutage(t *testing.T) {
 	for _, outage := range []time.Duration{3 * time.Second, 40 * time.Second} {
 		t.Run(outage.String(), func(t *testing.T) {
-			bubble(t, func(w *world) {
+			bubble(t, func(t *testing.T, w *world) {
 				w.start("w1")
 				w.ready("a")
 				c := w.publish("a", events.Act, "1", act(click(1, 1), wait(2)))
@@ -196,7 +196,7 @@ func TestResultSurvivesOutage(t *testing.T) {
 
 // A worker whose epoch is older than the registered one does not serve.
 func TestOlderEpochDoesNotRegister(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		w.edit(server1, func(s *kv.Server) { s.ID, s.Epoch, s.Worker = server1, 30, "w9" })
 		w.start("w1")
 		time.Sleep(2 * time.Second)
@@ -211,7 +211,7 @@ func TestOlderEpochDoesNotRegister(t *testing.T) {
 // A provider that does not open is tried again, its heartbeats say why, and
 // after a while another worker may try.
 func TestProviderDoesNotOpen(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		nc, js, _ := w.dial("w1")
 		defer nc.Close()
 		wk, err := New(Options{Name: "w1", JS: js, Servers: []Server{{ID: server1, Config: kv.ServerConfig{MaxContainers: 1},
@@ -263,7 +263,7 @@ func TestNewNamesEveryFault(t *testing.T) {
 
 // The process cannot go on without its connection; Run says so.
 func TestClosedConnectionEndsRun(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		p := w.start("w1")
 		w.holds("w1")
 		p.nc.Close()

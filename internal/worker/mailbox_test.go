@@ -19,7 +19,7 @@ import (
 // A command that is published again, while it runs, while it waits and after
 // it has finished, runs once.
 func TestDuplicatesRunOnce(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		w.start("w1")
 		w.ready("a")
 		var all []sent
@@ -93,7 +93,7 @@ func TestRedeliveryRunsOnce(t *testing.T) {
 		}},
 	} {
 		t.Run(disturb.name, func(t *testing.T) {
-			bubble(t, func(w *world) {
+			bubble(t, func(t *testing.T, w *world) {
 				w.start("w1")
 				w.ready("a")
 				var all []sent
@@ -125,7 +125,7 @@ func TestRedeliveryRunsOnce(t *testing.T) {
 // successor 5, 6, 1, 2, 4, 3. The successor runs them in order, and what the
 // dead one had begun not again.
 func TestOrderAcrossTakeover(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		one := w.start("w1")
 		w.ready("a")
 		w.start("w2")
@@ -167,7 +167,7 @@ func TestOrderAcrossTakeover(t *testing.T) {
 // e2b#424: calls in flight hung after a kill. The kill overtakes: the act that
 // runs ends unknown, what waits ends rejected, both at once, code killed.
 func TestKillOvertakes(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		w.start("w1")
 		fence := w.ready("a")
 		w.ready("b")
@@ -224,7 +224,7 @@ func TestKillOvertakes(t *testing.T) {
 // sel#13723, nats.md pitfall 15: a sandbox that hangs delays no other, and no
 // kill; its act ends unknown in bounded time.
 func TestHungSandboxDelaysNoOther(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		w.start("w1")
 		w.ready("a")
 		w.ready("b")
@@ -255,7 +255,7 @@ func TestHungSandboxDelaysNoOther(t *testing.T) {
 // A sandbox's backlog is bounded; what is over it is busy, at once, while the
 // backlog waits.
 func TestBacklogIsBounded(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		w.start("w1")
 		w.ready("a")
 		deadline := time.Now().Add(time.Hour)
@@ -292,7 +292,7 @@ func TestBacklogIsBounded(t *testing.T) {
 // What was admitted by a worker that died is not busy for its successor,
 // however much of it comes again.
 func TestTakeoverIsNotBusy(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		one := w.start("w1")
 		w.ready("a")
 		deadline := time.Now().Add(time.Hour)
@@ -328,7 +328,7 @@ func TestTakeoverIsNotBusy(t *testing.T) {
 // A message that is no CloudEvent names nobody to answer: it is dead-lettered
 // with the reason, and stops nobody else (I7).
 func TestMalformedIsDeadLettered(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		w.start("w1")
 		w.ready("a")
 		for i, bad := range []*nats.Msg{

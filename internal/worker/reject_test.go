@@ -14,7 +14,7 @@ import (
 
 // Whatever is wrong with a command is said with its code, before anything runs.
 func TestRejections(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		f := w.fakeWith(server1, providertest.FakeOptions{Capabilities: []providers.Capability{providers.Browser}})
 		w.start("w1")
 		fence := w.ready("a")
@@ -103,7 +103,7 @@ func (w *world) sent(vm, id string) sent {
 
 // A command that waits behind another until its deadline does not start.
 func TestDeadlineWhileWaiting(t *testing.T) {
-	bubble(t, func(w *world) {
+	bubble(t, func(t *testing.T, w *world) {
 		w.start("w1")
 		w.ready("a")
 		w.publish("a", events.Act, "1", act(click(1, 1), wait(70)))

@@ -23,12 +23,15 @@ func (v *verdict) fit() {
 	total := 0
 	for i := range v.actions {
 		r := &v.actions[i]
-		capValue(r)
+		room := total < maxResult*3/4 || len(r.Value) <= maxValue
+		if room {
+			capValue(r)
+		}
 		n := len(r.Value) + 64
 		if r.Error != nil {
 			n += len(r.Error.Message)
 		}
-		if total+n > maxResult && len(r.Value) > 0 {
+		if len(r.Value) > 0 && (!room || total+n > maxResult) {
 			r.Value = nil
 			r.Error = fault(events.CodeTooLarge, "the value is left out: the results of this command are over %d bytes", maxResult)
 			n = 256
@@ -48,31 +51,48 @@ func (v *verdict) drop() {
 	}
 }
 
-// capValue cuts a value that is over the cap of one value.
+// capValue cuts a value that is over the cap of one value: the text of a
+// clipboard or of a run's output. Another value of that size is left out.
 func capValue(r *computer.ActionResult) {
 	if len(r.Value) <= maxValue {
 		return
 	}
 	var text string
+	if json.Unmarshal(r.Value, &text) == nil {
+		kept := 0
+		r.Value = cut(maxClipText, func(n int) any { kept = min(n, len(text)); return clip(text, n) })
+		if kept < len(text) {
+			r.Error = fault(events.CodeTooLarge, "the first %d of %d bytes", kept, len(text))
+		}
+		return
+	}
 	var run computer.RunValue
-	switch {
-	case json.Unmarshal(r.Value, &text) == nil && len(text) > maxClipText:
-		cut, err := json.Marshal(clip(text, maxClipText))
-		if err == nil && len(cut) <= maxResult/2 {
-			r.Value = cut
-			r.Error = fault(events.CodeTooLarge, "the first %d of %d bytes", maxClipText, len(text))
-			return
-		}
-	case json.Unmarshal(r.Value, &run) == nil:
-		run.Stdout, run.Stderr, run.Truncated = clip(run.Stdout, computer.MaxRunOutput), clip(run.Stderr, computer.MaxRunOutput), true
-		if cut, err := json.Marshal(run); err == nil && len(cut) <= maxResult/2 {
-			r.Value = cut
-			return
-		}
+	if json.Unmarshal(r.Value, &run) == nil && run.Stdout+run.Stderr != "" {
+		r.Value = cut(computer.MaxRunOutput, func(n int) any {
+			short := run
+			short.Stdout, short.Stderr = clip(run.Stdout, n), clip(run.Stderr, n)
+			short.Truncated = run.Truncated || short.Stdout != run.Stdout || short.Stderr != run.Stderr
+			return short
+		})
+		return
 	}
 	if len(r.Value) > maxResult/2 {
 		r.Error = fault(events.CodeTooLarge, "the value is left out: it is %d bytes", len(r.Value))
 		r.Value = nil
+	}
+}
+
+// cut encodes a value whose texts have n bytes each, with n halved until it is
+// well below a message's size: in JSON a byte can take six.
+func cut(n int, value func(n int) any) json.RawMessage {
+	for ; ; n /= 2 {
+		raw, err := json.Marshal(value(n))
+		if err != nil {
+			return nil // texts always encode
+		}
+		if len(raw) <= maxResult/4 || n == 0 {
+			return raw
+		}
 	}
 }
 

@@ -46,12 +46,12 @@ type world struct {
 }
 
 // bubble runs fn in virtual time with an own bus, and ends what fn leaves.
-func bubble(t *testing.T, fn func(w *world)) {
+func bubble(t *testing.T, fn func(t *testing.T, w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, t.TempDir())
 		defer w.close()
-		fn(w)
+		fn(t, w)
 	})
 }
 
