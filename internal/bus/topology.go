@@ -32,6 +32,10 @@ const (
 
 const mib = 1 << 20
 
+// maxConsumers of a stream. A server has two on COMMANDS and every loop one on
+// RESULTS; a NATS server allows 1,000 where the stream does not say.
+const maxConsumers = 20_000
+
 // StreamSpec is one stream with the reason for its limits.
 type StreamSpec struct {
 	jetstream.StreamConfig
@@ -81,6 +85,7 @@ func Streams(replicas int) []StreamSpec {
 		c := &specs[i].StreamConfig
 		c.Storage = jetstream.FileStorage
 		c.Replicas = replicas
+		c.MaxConsumers = maxConsumers
 		if c.MaxMsgSize == 0 && !strings.HasPrefix(c.Name, "OBJ_") {
 			c.MaxMsgSize = mib
 		}
@@ -229,6 +234,7 @@ func compareStream(want, have jetstream.StreamConfig) []Drift {
 	d = appendDrift(d, o, "discard", want.Discard, have.Discard)
 	d = appendDrift(d, o, "maxAge", want.MaxAge, have.MaxAge)
 	d = appendDrift(d, o, "maxBytes", want.MaxBytes, have.MaxBytes)
+	d = appendDrift(d, o, "maxConsumers", want.MaxConsumers, have.MaxConsumers)
 	d = appendDrift(d, o, "storage", want.Storage, have.Storage)
 	d = appendDrift(d, o, "replicas", want.Replicas, have.Replicas)
 	d = appendDrift(d, o, "allowDirect", want.AllowDirect, have.AllowDirect)
