@@ -22,6 +22,8 @@ import (
 const (
 	// atOnce bounds the requests that are being taken in.
 	atOnce = 32
+	// pullBatch is small, so that loops, which last, are spread over the runners.
+	pullBatch = 2
 	// pullWait is how long one pull waits, and so the most that it holds up the
 	// end of Run.
 	pullWait = time.Second
@@ -74,7 +76,7 @@ func (r *Runner) pull(ctx context.Context, take func(jetstream.Msg)) error {
 		return err
 	}
 	for ctx.Err() == nil {
-		batch, err := c.Fetch(atOnce, jetstream.FetchMaxWait(pullWait))
+		batch, err := c.Fetch(pullBatch, jetstream.FetchMaxWait(pullWait))
 		if err != nil {
 			return err
 		}
