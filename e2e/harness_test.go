@@ -280,7 +280,9 @@ func startNATS(t *testing.T) *natsServer {
 }
 
 // url is for one of dev.conf's users.
-func (s *natsServer) url(user string) string { return fmt.Sprintf("nats://%s:%s@%s", user, user, s.addr) }
+func (s *natsServer) url(user string) string {
+	return fmt.Sprintf("nats://%s:%s@%s", user, user, s.addr)
+}
 
 // connect is for the test's own eyes.
 func (s *natsServer) connect(t *testing.T, user string) (*nats.Conn, jetstream.JetStream) {

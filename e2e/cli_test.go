@@ -1,0 +1,263 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"image/png"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// dev is a running `berth dev`.
+type dev struct {
+	*process
+	url, demo string
+	dir       string // its temporary directory
+}
+
+func startDev(t *testing.T, args ...string) *dev {
+	t.Helper()
+	dir := t.TempDir()
+	d := &dev{dir: dir, process: start(t, program("berth"), []string{"TMPDIR=" + dir}, append([]string{"dev", "--nats-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"}, args...)...)}
+	d.until(60*time.Second, false, "ready")
+	d.url, d.demo = d.line("NATS "), d.line("demo app ")
+	return d
+}
+
+func (d *dev) cli(t *testing.T, args ...string) string { return cli(t, d.url, args...) }
+
+// placement is what `nats kv get PLACEMENTS vm.<vm>` shows.
+type placement struct {
+	VMID     string `json:"vmId"`
+	ServerID string `json:"serverId"`
+	Tenant   string `json:"tenant"`
+	Role     string `json:"role"`
+	Phase    string `json:"phase"`
+	Fence    uint64 `json:"fence"`
+	Request  struct{ Source, ID string }
+}
+
+func (d *dev) ready(t *testing.T, vm string) placement {
+	t.Helper()
+	var p placement
+	eventually(t, 20*time.Second, vm+" to be ready", func() error {
+		out, code := run(t, filepath.Join(bin, "nats"), "--server", d.url, "kv", "get", "PLACEMENTS", "vm."+vm, "--raw")
+		if code != 0 {
+			return fmt.Errorf("exit %d: %s", code, out)
+		}
+		if err := json.Unmarshal([]byte(out), &p); err != nil {
+			return err
+		}
+		if p.Phase != "ready" {
+			return fmt.Errorf("phase %s", p.Phase)
+		}
+		return nil
+	})
+	return p
+}
+
+// title is the server's own record of what arrived in the demo application.
+func (d *dev) title(t *testing.T, session, part string) string {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, d.demo+"/api/state?run="+session, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	var state struct {
+		Parts map[string]struct{ Title string }
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&state); err != nil {
+		return ""
+	}
+	return state.Parts[part].Title
+}
+
+// The bus is the product's face: all of it with the stock nats CLI, against
+// `berth dev` and a real browser.
+func TestEverythingWithTheNATSCLI(t *testing.T) {
+	d := startDev(t)
+
+	// What happens is heard live …
+	heard := start(t, filepath.Join(bin, "nats"), nil, "--server", d.url, "sub", "event.>")
+	heard.until(10*time.Second, true, "Subscribing on event.>")
+
+	// … while a structured and a binary event each create a sandbox, the latter
+	// with headers in mixed case.
+	d.cli(t, "pub", "request.default.sandbox.create", `{"specversion":"1.0","id":"s1","source":"/e2e","type":"berth.sandbox.create.v1","data":{"vmId":"structured"}}`)
+	d.cli(t, "pub", "request.default.sandbox.create", "-H", "ce-specversion:1.0", "-H", "Ce-Id:b1", "-H", "CE-Source:/e2e", "-H", "ce-type:berth.sandbox.create.v1",
+		"-H", "content-type:application/json", `{"vmId":"binary"}`)
+	box := d.ready(t, "structured")
+	if box.VMID != "structured" || box.ServerID != "playwright-01" || box.Tenant != "default" || box.Role != "default" || box.Fence == 0 || box.Request.Source != "/e2e" || box.Request.ID != "s1" {
+		t.Errorf("the record: %+v", box)
+	}
+	if b := d.ready(t, "binary"); b.Request.ID != "b1" {
+		t.Errorf("the record of the binary event: %+v", b)
+	}
+	heard.until(10*time.Second, true, `Received on "event.default.structured.ready"`)
+	heard.until(10*time.Second, true, `Received on "event.default.binary.ready"`)
+
+	var view struct {
+		ID, Health, Admin string
+		Used              int
+	}
+	eventually(t, 10*time.Second, "SERVERS to show two sandboxes", func() error {
+		if err := json.Unmarshal([]byte(d.cli(t, "kv", "get", "SERVERS", "playwright-01", "--raw")), &view); err != nil {
+			return err
+		}
+		if view.ID != "playwright-01" || view.Health != "healthy" || view.Admin != "active" || view.Used != 2 {
+			return fmt.Errorf("%+v", view)
+		}
+		return nil
+	})
+
+	// A published act clicks, whether the publisher knows the server or not.
+	act := func(id, vm, session string) string {
+		return fmt.Sprintf(`{"specversion":"1.0","id":%q,"source":"/e2e","type":"berth.command.act.v1","data":{%s"actions":[{"type":"open","target":"%s/events?run=%s"},{"type":"click","x":160,"y":254}],"observe":true}}`, id, vm, d.demo, session)
+	}
+	d.cli(t, "pub", "sandbox.playwright-01.structured.act", act("a1", "", "direct"))
+	d.cli(t, "pub", "request.default.sandbox.act", act("a2", `"vmId":"binary",`, "forwarded"))
+	for _, session := range []string{"direct", "forwarded"} {
+		eventually(t, 20*time.Second, session+" act to click", func() error {
+			if got := d.title(t, session, "events"); !strings.HasPrefix(got, "events: click=1 ") {
+				return fmt.Errorf("%q", got)
+			}
+			return nil
+		})
+	}
+	heard.until(10*time.Second, true, `Received on "event.default.binary.finished"`)
+
+	// The results, and the pictures that they name.
+	results := ""
+	eventually(t, 10*time.Second, "RESULTS to show the act", func() error {
+		// `stream view` pages, and wants a terminal for it.
+		out, code := run(t, "script", "-qec", fmt.Sprintf("%s --server %s stream view RESULTS 100", filepath.Join(bin, "nats"), d.url), "/dev/null")
+		if results = out; code != 0 || !strings.Contains(out, `"type":"berth.command.finished.v1"`) || !strings.Contains(out, `"commandId":"a1"`) {
+			return fmt.Errorf("exit %d: %s", code, tail(out, 5))
+		}
+		return nil
+	})
+	_, rest, found := strings.Cut(results, `"object":"structured/`)
+	if !found {
+		t.Fatalf("no picture in RESULTS:\n%s", results)
+	}
+	object, _, _ := strings.Cut(rest, `"`)
+	file := filepath.Join(t.TempDir(), "frame.png")
+	d.cli(t, "object", "get", "FRAMES", "structured/"+object, "-O", file, "--no-progress")
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	if img, err := png.Decode(f); err != nil || img.Bounds().Dx() != 1280 || img.Bounds().Dy() != 800 {
+		t.Errorf("the frame: %v", err)
+	}
+
+	// A finished loop is replayed from LOOPS in its original timing.
+	script := filepath.Join(t.TempDir(), "waits.json")
+	if err := os.WriteFile(script, []byte(`[{"type":"wait","seconds":1},{"type":"wait","seconds":1}]`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out := mustBerth(t, "run", "--server", d.url, "--script", script, "--out", t.TempDir())
+	_, rest, _ = strings.Cut(out, "loop ")
+	loop, _, _ := strings.Cut(rest, ":")
+	var journal []struct {
+		Time time.Time
+		Name string
+	}
+	for line := range strings.Lines(mustBerth(t, "replay", loop, "--json", "--server", d.url)) {
+		journal = append(journal, struct {
+			Time time.Time
+			Name string
+		}{})
+		if err := json.Unmarshal([]byte(line), &journal[len(journal)-1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(journal) < 8 || journal[len(journal)-1].Name != "finished" {
+		t.Fatalf("the journal: %+v", journal)
+	}
+	took := journal[len(journal)-1].Time.Sub(journal[0].Time)
+	d.cli(t, "consumer", "add", "LOOPS", "again", "--pull", "--ephemeral", "--filter", "loop.default."+loop+".>", "--deliver", "all", "--replay", "original", "--ack", "none", "--defaults")
+	began := time.Now()
+	replayed := d.cli(t, "consumer", "next", "LOOPS", "again", "--count", fmt.Sprint(len(journal)))
+	if again := time.Since(began); again < took*8/10 || again > took+5*time.Second {
+		t.Errorf("replayed in %s, it took %s", again, took)
+	}
+	if n := strings.Count(replayed, "subj: loop.default."+loop+"."); n != len(journal) {
+		t.Errorf("%d entries replayed, want %d", n, len(journal))
+	}
+
+	d.cli(t, "pub", "request.default.sandbox.kill", `{"specversion":"1.0","id":"k1","source":"/e2e","type":"berth.sandbox.kill.v1","data":{"vmId":"structured"}}`)
+	heard.until(20*time.Second, true, `Received on "event.default.structured.killed"`)
+}
+
+// SIGTERM ends `berth dev` with 0, its temporary data and every browser.
+func TestDevLeavesNothing(t *testing.T) {
+	d := startDev(t)
+	d.cli(t, "pub", "request.default.sandbox.create", `{"specversion":"1.0","id":"c1","source":"/e2e","type":"berth.sandbox.create.v1","data":{"vmId":"left"}}`)
+	d.ready(t, "left")
+	if n := processesWith(t, d.dir); n == 0 {
+		t.Fatal("no browser runs; the check below would prove nothing")
+	}
+	if code := d.terminate(); code != 0 {
+		t.Errorf("exit %d after SIGTERM", code)
+	}
+	eventually(t, 5*time.Second, "every browser to end", func() error {
+		if n := processesWith(t, d.dir); n > 0 {
+			return fmt.Errorf("%d processes are left", n)
+		}
+		return nil
+	})
+	if left, err := filepath.Glob(d.dir + "/berth-*"); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v %v", left, err)
+	}
+}
+
+// So it is when it is killed: the browsers do not outlive it.
+func TestDevKilledLeavesNoBrowser(t *testing.T) {
+	d := startDev(t)
+	d.cli(t, "pub", "request.default.sandbox.create", `{"specversion":"1.0","id":"c1","source":"/e2e","type":"berth.sandbox.create.v1","data":{"vmId":"left"}}`)
+	d.ready(t, "left")
+	d.kill()
+	eventually(t, 20*time.Second, "every browser to end", func() error {
+		if n := processesWith(t, d.dir); n > 0 {
+			return fmt.Errorf("%d processes are left", n)
+		}
+		return nil
+	})
+}
+
+// processesWith counts the processes, other than this one, that name dir on
+// their command line.
+func processesWith(t *testing.T, dir string) int {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, path := range files {
+		if raw, err := os.ReadFile(path); err == nil && strings.Contains(string(raw), dir) && filepath.Base(filepath.Dir(path)) != fmt.Sprint(os.Getpid()) {
+			n++
+		}
+	}
+	return n
+}
+
+// A port that somebody has is named, before anything else is started.
+func TestDevOnATakenPort(t *testing.T) {
+	d := startDev(t)
+	out, code := berth(t, "dev", "--nats-addr", strings.TrimPrefix(d.url, "nats://"))
+	if code != 1 || !strings.Contains(out, "address already in use") {
+		t.Errorf("exit %d: %s", code, out)
+	}
+}
