@@ -39,6 +39,7 @@ type serverState struct {
 	beat       kv.Heartbeat
 	health     monitor
 	assumed    map[string]kv.Alloc // decided, not yet written
+	creating   int                 // sandboxes that are reserved or starting here
 	view       kv.ServerView       // last written to SERVERS
 	viewAt     time.Time
 	viewDue    bool // it has changed since, and the write waits
@@ -48,7 +49,8 @@ type serverState struct {
 
 // snapshot is the server as placement sees it.
 func (s *serverState) snapshot(now time.Time) placement.Server {
-	p := snapshotOf(s.rec, s.health.state, now)
+	p := snapshotOf(s.rec, &s.health, now)
+	p.Creating = s.creating
 	for vm, a := range s.assumed {
 		if _, written := s.rec.Allocs[vm]; !written {
 			p.Occupy(a.Role, a.Tenant)
@@ -60,12 +62,12 @@ func (s *serverState) snapshot(now time.Time) placement.Server {
 
 // snapshotOf turns a record into what placement.Fits judges; the plan and the
 // commit both use it.
-func snapshotOf(rec kv.Server, health kv.HealthState, _ time.Time) placement.Server {
+func snapshotOf(rec kv.Server, health *monitor, now time.Time) placement.Server {
 	p := placement.Server{
 		ID: rec.ID, Roles: rec.Config.Roles, Priority: rec.Config.Priority, Max: rec.Config.MaxContainers,
 		Isolation: placement.Isolation(rec.Config.Isolation), Attributes: rec.Config.Attributes, Capabilities: rec.Config.Capabilities,
 	}
-	switch health {
+	switch health.state {
 	case kv.Healthy:
 		p.Health = placement.Healthy
 	case kv.Degraded:
@@ -79,6 +81,7 @@ func snapshotOf(rec kv.Server, health kv.HealthState, _ time.Time) placement.Ser
 	for _, a := range rec.Allocs {
 		p.Occupy(a.Role, a.Tenant)
 	}
+	p.Max = health.room(now, p.Used, p.Max)
 	return p
 }
 
@@ -97,12 +100,31 @@ func (t *term) applyVM(rec kv.Placement, rev uint64) {
 	if v.rec.Fence != rec.Fence {
 		v.gone, v.killSent, v.killAgainAt = nil, 0, time.Time{}
 	}
+	t.countCreating(v.rec, -1)
+	t.countCreating(rec, +1)
 	v.rec, v.rev = rec, rev
 	if rec.Phase != kv.Queued {
 		t.waiting.remove(rec.VMID)
 	}
 	t.mu.Unlock()
 	t.queue.add(rec.VMID)
+}
+
+// countCreating keeps the number of creates in flight of the record's server;
+// the caller holds mu.
+func (t *term) countCreating(rec kv.Placement, n int) {
+	if rec.Phase != kv.Reserved && rec.Phase != kv.Starting {
+		return
+	}
+	s := t.servers[rec.ServerID]
+	if s == nil {
+		return
+	}
+	s.creating = max(0, s.creating+n)
+	if s.health.state != kv.Healthy {
+		t.refresh(rec.ServerID) // a degraded server takes one at a time
+		t.wake()
+	}
 }
 
 func (t *term) forgetVM(vm string, rev uint64) {
@@ -127,6 +149,11 @@ func (t *term) applyServer(rec kv.Server, rev uint64) {
 	if s == nil {
 		s = &serverState{assumed: map[string]kv.Alloc{}, health: newMonitor(time.Now())}
 		t.servers[rec.ID] = s
+		for _, v := range t.vms {
+			if v.rec.ServerID == rec.ID && (v.rec.Phase == kv.Reserved || v.rec.Phase == kv.Starting) {
+				s.creating++
+			}
+		}
 		if beat, heard := t.early[rec.ID]; heard && beat.Epoch >= rec.Epoch {
 			s.beat = beat
 			s.health.beat(time.Now(), beat)

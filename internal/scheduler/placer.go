@@ -195,11 +195,11 @@ func (t *term) reserve(ctx context.Context, id string, c choice, alloc kv.Alloc)
 	}
 	defer unlock()
 	t.mu.Lock()
-	health := kv.Down
+	health := monitor{state: kv.Down}
 	var rec kv.Server
 	var rev uint64
 	if s := t.servers[id]; s != nil {
-		health, rec, rev = s.health.state, cloneServer(s.rec), s.rev
+		health, rec, rev = s.health, cloneServer(s.rec), s.rev
 	}
 	t.mu.Unlock()
 	take := func(s *kv.Server, rev uint64) error {
@@ -214,7 +214,7 @@ func (t *term) reserve(ctx context.Context, id string, c choice, alloc kv.Alloc)
 			// still queued: no worker was told. This one takes its place.
 			delete(s.Allocs, c.rec.VMID)
 		}
-		snapshot := snapshotOf(*s, health, time.Now())
+		snapshot := snapshotOf(*s, &health, time.Now())
 		if placement.Fits(&snapshot, &c.request) != placement.Fit {
 			return errNoFit
 		}

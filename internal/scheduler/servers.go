@@ -24,13 +24,14 @@ const (
 	orphanAge   = 10 * time.Second // a younger allocation may be in the making
 	drainAfter  = 3 * time.Second  // the worker's zero must hold so long
 	tenders     = 16               // servers tended at once
+	clockTick   = 500 * time.Millisecond
 )
 
 // clock moves the health of the servers on and has those tended that need it.
 func (t *term) clock(ctx context.Context) error {
-	tick := time.NewTicker(500 * time.Millisecond)
+	tick := time.NewTicker(clockTick)
 	defer tick.Stop()
-	orphansAt := time.Now()
+	orphansAt, before := time.Now(), time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -38,9 +39,23 @@ func (t *term) clock(ctx context.Context) error {
 		case <-tick.C:
 		}
 		now := time.Now()
+		slept := now.Sub(before)
+		before = now
 		var due []string
 		t.mu.Lock()
+		if slept > silentDegraded {
+			t.log.Warn("the scheduler itself stood still; every server has full grace anew", "for", slept)
+			for _, s := range t.servers {
+				s.health.pardon(now)
+			}
+		}
+		braked, silent, all := t.brake.judge(now, t.servers)
 		for id, s := range t.servers {
+			s.health.frozen = t.brake.on
+			if s.health.ramping(now) {
+				t.refresh(id)
+				t.wake()
+			}
 			state, _ := s.health.judge(now)
 			if state != s.health.state || state == kv.Down || s.rec.Admin == kv.Draining || s.viewDue || now.Sub(s.viewAt) >= viewAtLeast {
 				due = append(due, id)
@@ -50,12 +65,32 @@ func (t *term) clock(ctx context.Context) error {
 		for _, id := range due {
 			t.tending.add(id)
 		}
+		if braked {
+			t.alarm(ctx, now, silent, all)
+		}
 		if now.Sub(orphansAt) >= orphanEvery {
 			orphansAt = now
 			t.freeOrphans(ctx, now)
 		}
 	}
 }
+
+// alarm says that the mass brake has gone on or off.
+func (t *term) alarm(ctx context.Context, now time.Time, silent, all int) {
+	name, from := "alarm", "normal"
+	reason := fmt.Sprintf("%d of %d servers fell silent at once; the observer is the likelier fault, so none is taken for down", silent, all)
+	if !t.brake.on {
+		name, from, reason = "normal", "alarm", fmt.Sprintf("%d of %d servers are silent; servers are taken for down again", silent, all)
+	}
+	t.log.Error("mass brake", "state", name, "silent", silent, "servers", all)
+	err := t.sayServer(ctx, fleetSubject, name, fmt.Sprintf("%d-%d-%s", t.epoch, now.UnixMilli(), name), events.ServerEvent{ServerID: fleetSubject, From: from, Reason: reason})
+	if err != nil && ctx.Err() == nil {
+		t.log.Warn("mass brake not announced", "err", err)
+	}
+}
+
+// fleetSubject stands for the whole fleet where an event names a server.
+const fleetSubject = "fleet"
 
 // tender keeps servers, one at a time: their consumers, health, drains and the
 // SERVERS view.

@@ -30,6 +30,7 @@ type term struct {
 	vms     map[string]*vmState
 	servers map[string]*serverState
 	early   map[string]kv.Heartbeat // of servers that are not mirrored yet
+	brake   brake
 	fleet   *placement.Fleet
 	waiting *waitingList
 	newest  uint64 // newest revision whose announcement is out, see watermark
