@@ -63,15 +63,36 @@ worker as well, which no worker may do itself.`,
 
 // provisioned is what provision did and found.
 type provisioned struct {
-	Made     []string    `json:"made"`
-	Repaired []bus.Drift `json:"repaired"`
-	Drifted  []bus.Drift `json:"drifted"`
+	Made     []string `json:"made"`
+	Repaired []drift  `json:"repaired"`
+	Drifted  []drift  `json:"drifted"`
+}
+
+// drift is a bus.Drift in JSON.
+type drift struct {
+	Object string `json:"object"`
+	Field  string `json:"field"`
+	Want   string `json:"want"`
+	Have   string `json:"have"`
+}
+
+// check finds what differs on the server.
+func check(ctx context.Context, js jetstream.JetStream, replicas int) ([]drift, error) {
+	found, err := bus.Check(ctx, js, replicas)
+	if err != nil {
+		return nil, explain(err)
+	}
+	out := make([]drift, len(found))
+	for i, d := range found {
+		out[i] = drift(d)
+	}
+	return out, nil
 }
 
 func (c *call) provision(ctx context.Context, js jetstream.JetStream, o *provisionOptions, servers []string) error {
-	before, err := bus.Check(ctx, js, o.replicas)
+	before, err := check(ctx, js, o.replicas)
 	if err != nil {
-		return explain(err)
+		return err
 	}
 	var specs []bus.ConsumerSpec
 	for _, id := range servers {
@@ -96,14 +117,14 @@ func (c *call) provision(ctx context.Context, js jetstream.JetStream, o *provisi
 	for _, s := range missing {
 		out.Made = append(out.Made, "consumer "+s.Durable+" of "+s.Stream)
 	}
-	if out.Drifted, err = bus.Check(ctx, js, o.replicas); err != nil {
-		return explain(err)
+	if out.Drifted, err = check(ctx, js, o.replicas); err != nil {
+		return err
 	}
 	if len(out.Drifted) > 0 && o.repair {
 		was := out.Drifted
 		repairErr := bus.Repair(ctx, js, o.replicas)
-		if out.Drifted, err = bus.Check(ctx, js, o.replicas); err != nil {
-			return explain(err)
+		if out.Drifted, err = check(ctx, js, o.replicas); err != nil {
+			return err
 		}
 		for _, d := range was {
 			if !slices.Contains(out.Drifted, d) {
@@ -135,7 +156,7 @@ func (c *call) reportProvision(out provisioned) error {
 		fmt.Fprintf(c.stdout, "repaired %s: %s was %s, is %s\n", d.Object, d.Field, d.Have, d.Want)
 	}
 	for _, d := range out.Drifted {
-		fmt.Fprintln(c.stdout, "drifted", d)
+		fmt.Fprintln(c.stdout, "drifted", bus.Drift(d))
 	}
 	switch {
 	case len(out.Drifted) > 0 && c.opts.(*provisionOptions).repair:
