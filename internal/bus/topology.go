@@ -26,7 +26,7 @@ const (
 
 // Names of the shared durable consumers.
 const (
-	SchedulerConsumer  = "scheduler"   // on REQUESTS and on RESULTS
+	SchedulerConsumer  = "scheduler"   // on REQUESTS, RESULTS and COMMANDS
 	LoopRunnerConsumer = "loop-runner" // on REQUESTS
 )
 
@@ -128,7 +128,18 @@ func SharedConsumers() []ConsumerSpec {
 		{Requests, base(SchedulerConsumer, "create, kill, act … and operators' requests", "request.*.sandbox.*", "request.*.server.*", "request.*.quota.*")},
 		{Requests, base(LoopRunnerConsumer, "loop requests", "request.*.loop.*")},
 		{Results, base(SchedulerConsumer, "confirmations and forwarded results", events.ResultSubject("*", "*", "*"))},
+		strays(base(SchedulerConsumer, "commands for servers that nobody serves; headers only")),
 	}
+}
+
+// strays is acknowledged from time to time for all before: nearly every command
+// has a worker, and is none of the scheduler's business.
+func strays(c jetstream.ConsumerConfig) ConsumerSpec {
+	c.HeadersOnly = true
+	c.AckPolicy = jetstream.AckAllPolicy
+	c.AckWait = 30 * time.Second
+	c.MaxAckPending = 100_000
+	return ConsumerSpec{Commands, c}
 }
 
 // BacklogPerSandbox bounds the commands that wait for one sandbox; the excess

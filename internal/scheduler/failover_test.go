@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"berth/internal/bus"
+	"berth/internal/events"
 	"berth/internal/kv"
 )
 
@@ -109,5 +111,83 @@ func TestServerRestart(t *testing.T) {
 		b.create("default", "r2", map[string]any{"vmId": "b", "ttlSeconds": 600})
 		b.untilEvent(40*time.Second, "default", "b", "ready")
 		same(t, b.names("default", "a"), []string{"placed", "ready"})
+	})
+}
+
+// command publishes an act of source /test.
+func (b *bundle) act(server, vm, id string) {
+	b.t.Helper()
+	e, err := events.New(events.CommandType(events.Act), "/test", id, map[string]any{"actions": []any{map[string]any{"type": "cursor"}}})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	msg, err := events.NewMessage(b.t.Context(), events.CommandSubject(server, vm, events.Act), e)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if _, err := b.js.PublishMsg(b.t.Context(), msg); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// result waits for the end of a command of source /test.
+func (b *bundle) result(d time.Duration, server, vm, id string) events.Finished {
+	b.t.Helper()
+	var f events.Finished
+	stream, err := b.js.Stream(b.t.Context(), "RESULTS")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.until(d, "result of "+id, func() bool {
+		e, raw, err := bus.Last(b.t.Context(), stream, events.ResultSubject(server, vm, events.Token("/test", id)))
+		if err != nil || raw == nil || e.Type() != events.TypeFinished {
+			return false
+		}
+		return events.DecodeTolerant(e, &f) == nil
+	})
+	return f
+}
+
+// Every command ends, also where nobody serves: an unknown server, one that
+// went down with commands waiting and one running, and one that is down (H1, H10).
+func TestCommandsThatNobodyServes(t *testing.T) {
+	run(t, func(t *testing.T, b *bundle) {
+		b.act("nowhere-01", "a", "unknown")
+		if f := b.result(10*time.Second, "nowhere-01", "a", "unknown"); f.Outcome != "rejected" || f.Error.Code != events.CodeServerDown {
+			t.Errorf("unknown server: %+v", f)
+		}
+		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 5})
+		defer w.stop()
+		b.untilEvent(3*time.Second, "_", "ax102-01", "healthy")
+		b.create("default", "r1", map[string]any{"vmId": "a"})
+		b.untilEvent(5*time.Second, "default", "a", "ready")
+		w.mu.Lock()
+		w.quiet = true
+		w.mu.Unlock()
+		w.stop()
+		b.act("ax102-01", "a", "waiting")
+		started, err := events.New(events.TypeStarted, events.SourceWorker, "claim", events.Started{CommandID: "running", Source: "/test", Command: events.Act, Fence: b.vm("a").Fence})
+		if err != nil {
+			t.Fatal(err)
+		}
+		msg, err := events.NewMessage(t.Context(), events.ResultSubject("ax102-01", "a", events.Token("/test", "running")), started)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := bus.PublishExpecting(t.Context(), b.js, msg, 0); err != nil {
+			t.Fatal(err)
+		}
+		b.untilEvent(40*time.Second, "_", "ax102-01", "down")
+		if f := b.result(5*time.Second, "ax102-01", "a", "waiting"); f.Outcome != "rejected" {
+			t.Errorf("waiting: %+v", f)
+		}
+		b.act("ax102-01", "a", "late")
+		if f := b.result(10*time.Second, "ax102-01", "a", "late"); f.Outcome != "rejected" {
+			t.Errorf("late: %+v", f)
+		}
+		if f := b.result(70*time.Second, "ax102-01", "a", "running"); f.Outcome != "unknown" {
+			t.Errorf("running: %+v", f)
+		}
+		b.untilEvent(5*time.Second, "default", "a", "lost")
 	})
 }

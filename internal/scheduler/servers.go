@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
@@ -139,6 +140,11 @@ func (t *term) tendServer(ctx context.Context, id string, now time.Time) error {
 	}
 	for _, vm := range held {
 		t.queue.add(vm)
+	}
+	if health.state == kv.Down && now.Sub(health.heard) >= silentDown {
+		if err := t.endQueued(ctx, id); err != nil {
+			return err
+		}
 	}
 	if from != "" {
 		t.log.Info("server health", "server", id, "from", from, "to", health.state, "reason", health.reason)
@@ -345,6 +351,11 @@ func (t *term) removeServer(ctx context.Context, r request, id string) error {
 		return err
 	}
 	t.forgetServer(id)
+	for _, c := range bus.ServerConsumers(id, 0) {
+		if err := t.js.DeleteConsumer(ctx, c.Stream, c.Durable); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+			return fmt.Errorf("remove consumer %s: %w", c.Durable, err)
+		}
+	}
 	if err := t.Scheduler.servers.Purge(ctx, id); err != nil {
 		return fmt.Errorf("remove view of %s: %w", id, err)
 	}

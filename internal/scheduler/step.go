@@ -217,6 +217,9 @@ func (t *term) stepReady(ctx context.Context, rec kv.Placement) (time.Duration, 
 		return 0, t.end(ctx, rec.VMID, ending(events.EventLost, gone.Code, gone.Message))
 	}
 	if down := t.downFor(rec.ServerID); down >= lostAfter {
+		if err := t.endClaimed(ctx, rec); err != nil {
+			return 0, err
+		}
 		return 0, t.end(ctx, rec.VMID, ending(events.EventLost, events.CodeServerDown, fmt.Sprintf("server %s has been down for %s", rec.ServerID, lostAfter)))
 	}
 	if rec.Ending != nil {

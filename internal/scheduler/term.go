@@ -114,6 +114,7 @@ func (t *term) serve(ctx context.Context, g *errgroup.Group) error {
 	g.Go(func() error { return t.keepWatermark(ctx) })
 	g.Go(func() error { return t.consume(ctx, bus.Requests, t.onRequest) })
 	g.Go(func() error { return t.consume(ctx, bus.Results, t.onResult) })
+	g.Go(func() error { return t.strays(ctx) })
 	t.wake()
 	return nil
 }
