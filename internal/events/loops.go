@@ -2,6 +2,7 @@ package events
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -130,7 +131,8 @@ func (s *LoopStart) Validate() error {
 		s.Sandbox.TTLSeconds = &ttl
 	}
 	if err := s.Sandbox.Validate(); err != nil {
-		if d, ok := err.(*DataError); ok {
+		var d *DataError
+		if errors.As(err, &d) {
 			return &DataError{d.Code, "sandbox: " + d.Message}
 		}
 		return err
@@ -213,7 +215,7 @@ type LoopEntry struct {
 // Head returns the common part of the entry that embeds it.
 func (e *LoopEntry) Head() *LoopEntry { return e }
 
-// LoopStarted: the request as it was taken in, defaults filled.
+// LoopStarted is the request as it was taken in, defaults filled.
 type LoopStarted struct {
 	LoopEntry
 	Tenant string    `json:"tenant"`
@@ -222,7 +224,7 @@ type LoopStarted struct {
 	Start  LoopStart `json:"start"`
 }
 
-// LoopSandbox: where the loop's sandbox is.
+// LoopSandbox says where the loop's sandbox is.
 type LoopSandbox struct {
 	LoopEntry
 	VMID         string           `json:"vmId"`
@@ -234,7 +236,7 @@ type LoopSandbox struct {
 	Explanation  string           `json:"explanation,omitempty"`
 }
 
-// LoopObserved: one observation, and the command that took it.
+// LoopObserved is one observation, and the command that took it.
 type LoopObserved struct {
 	LoopEntry
 	Command     Request              `json:"command"`
@@ -242,7 +244,7 @@ type LoopObserved struct {
 	Timing      Timing               `json:"timing"`
 }
 
-// LoopThinking: the model is asked. There is one per call of the model.
+// LoopThinking says that the model is asked. There is one per call of the model.
 type LoopThinking struct {
 	LoopEntry
 	Model       string `json:"model"`
@@ -266,7 +268,7 @@ type LoopUsage struct {
 	OutputTokens int64 `json:"outputTokens"`
 }
 
-// LoopDecided: the model's answer. Deadline is that of the act's first
+// LoopDecided is the model's answer. Deadline is that of the act's first
 // attempt; a later one has its own in LoopRetried.
 type LoopDecided struct {
 	LoopEntry
@@ -285,7 +287,7 @@ type LoopDecided struct {
 	ThoughtMs   float64           `json:"thoughtMs"`
 }
 
-// LoopRetried: an attempt that certainly did not run, and the next one.
+// LoopRetried tells of an attempt that certainly did not run, and the next one.
 type LoopRetried struct {
 	LoopEntry
 	Attempt  int       `json:"attempt"` // the next
@@ -294,7 +296,7 @@ type LoopRetried struct {
 	Message  string    `json:"message"`
 }
 
-// LoopActed: what became of the act.
+// LoopActed says what became of the act.
 type LoopActed struct {
 	LoopEntry
 	Command       Request                 `json:"command"`
@@ -307,7 +309,8 @@ type LoopActed struct {
 	ValuesDropped bool                    `json:"valuesDropped,omitempty"` // they were too large for a journal
 }
 
-// LoopPaused and resumed: the loop waits for a person.
+// LoopPaused is the data of paused, where the loop waits for a person, and of
+// resumed.
 type LoopPaused struct {
 	LoopEntry
 	NeedsInput bool   `json:"needsInput,omitempty"` // the model asks; a message answers
@@ -322,7 +325,7 @@ type LoopControl struct {
 	Text   string `json:"text,omitempty"`
 }
 
-// LoopEnding: the outcome is settled and will not change.
+// LoopEnding settles the outcome, which will not change.
 type LoopEnding struct {
 	LoopEntry
 	Outcome string `json:"outcome"`

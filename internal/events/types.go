@@ -61,6 +61,7 @@ const (
 	CodeUnknownType  = "unknownType"           // the event's type does not belong on this subject
 	CodeForbidden    = "forbidden"             // this tenant may not ask for it
 	CodeNotFound     = "notFound"              // no such sandbox, server or loop
+	CodeQuota        = "quotaExceeded"         // the tenant has as many sandboxes as it may
 	CodeNotReady     = "notReady"              // the sandbox is not ready yet
 	CodeOccupied     = "occupied"              // the server still holds sandboxes, or its worker lives
 	CodeVMIDInUse    = "vmIdInUse"             // the vm id names another sandbox, or did within 24 h
@@ -196,6 +197,13 @@ type SandboxExtend struct {
 type ServerRequest struct {
 	ServerID        string   `json:"serverId"`
 	DeadlineSeconds *float64 `json:"deadlineSeconds,omitempty"` // drain only
+}
+
+// QuotaSet is the data of berth.quota.set.v1: how many sandboxes of a tenant
+// may live at once, waiting ones included. Nil lifts the quota.
+type QuotaSet struct {
+	Tenant       string `json:"tenant"`
+	MaxSandboxes *int   `json:"maxSandboxes"`
 }
 
 // Command is the data of act, observe, kill, pause and resume commands. Fence

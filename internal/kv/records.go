@@ -133,6 +133,16 @@ type Placement struct {
 	QueuedReasons string                `json:"queuedReasons,omitempty"` // last explanation announced
 }
 
+// QuotaKey is the PLACEMENTS key of a tenant's quota.
+func QuotaKey(tenant string) string { return "quota." + tenant }
+
+// Quota is PLACEMENTS `quota.<tenant>`.
+type Quota struct {
+	Tenant       string         `json:"tenant"`
+	MaxSandboxes int            `json:"maxSandboxes"`
+	Request      events.Request `json:"request"` // who set it
+}
+
 // Gone is a worker's word that a sandbox it had is no more.
 type Gone struct {
 	VM      string `json:"vm"`

@@ -102,6 +102,8 @@ func (t *term) applyVM(rec kv.Placement, rev uint64) {
 	}
 	t.countCreating(v.rec, -1)
 	t.countCreating(rec, +1)
+	t.quotas.count(v.rec, -1)
+	t.quotas.count(rec, +1)
 	v.rec, v.rev = rec, rev
 	if rec.Phase != kv.Queued {
 		t.waiting.remove(rec.VMID)
@@ -138,6 +140,7 @@ func (t *term) forgetVM(vm string, rev uint64) {
 		v.timer.Stop()
 	}
 	t.waiting.remove(vm)
+	t.quotas.count(v.rec, -1)
 	delete(t.vms, vm)
 	t.moving.forget(vm)
 }
@@ -198,6 +201,13 @@ func (t *term) onPlacement(e jetstream.KeyValueEntry) {
 		var rec kv.Placement
 		if t.decode(key, e.Value(), &rec) {
 			t.applyVM(rec, e.Revision())
+		}
+	case strings.HasPrefix(key, "quota."):
+		q := kv.Quota{MaxSandboxes: noQuota}
+		if gone || t.decode(key, e.Value(), &q) {
+			t.mu.Lock()
+			t.quotas.set(strings.TrimPrefix(key, "quota."), q.MaxSandboxes)
+			t.mu.Unlock()
 		}
 	case strings.HasPrefix(key, "server."):
 		if gone {

@@ -93,7 +93,7 @@ func (t *term) take(ctx context.Context, r request) error {
 	case "sandbox.extend":
 		return t.takeExtend(ctx, r)
 	case "quota.set":
-		return &refusal{code: events.CodeUnsupported, message: "this version of Berth has no quotas"}
+		return t.takeQuota(ctx, r)
 	}
 	if r.Noun == "server" {
 		return t.takeServer(ctx, r)
@@ -142,6 +142,9 @@ func (t *term) refuse(ctx context.Context, r request, why *refusal) error {
 	}
 	typ := events.SandboxType(events.EventRejected)
 	var data any = events.Ended{VMID: subject, Code: why.code, Message: why.message, Request: r.ref}
+	if r.Noun == "quota" {
+		typ = "berth.quota.rejected.v1"
+	}
 	if r.Noun == "server" {
 		typ = events.ServerType(events.EventRejected)
 		data = serverRejected{ServerID: subject, Code: why.code, Message: why.message, Request: r.ref}
@@ -175,6 +178,11 @@ func (t *term) takeCreate(ctx context.Context, r request) error {
 		Request: r.ref, CreatedAt: r.at.UTC(), Order: r.sequence,
 		Deadline: r.at.UTC().Add(events.Seconds(*spec.QueueTimeoutSeconds)), Spec: &spec, Traceparent: traceparentOf(ctx),
 	}
+	settle, err := t.admit(ctx, rec)
+	if err != nil {
+		return err
+	}
+	defer settle()
 	rev, err := kv.Put(ctx, t.placements, kv.VMKey(rec.VMID), rec, 0)
 	if err == nil {
 		t.applyVM(rec, rev)

@@ -334,3 +334,64 @@ func TestCordonDrainRemove(t *testing.T) {
 		b.untilEvent(5*time.Second, "_", "ax102-01", "removed")
 	})
 }
+
+func TestQuota(t *testing.T) {
+	run(t, func(t *testing.T, b *bundle) {
+		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 50})
+		defer w.stop()
+		b.request("_", "quota", events.Set, events.TypeQuotaSet, "q1", map[string]any{"tenant": "red", "maxSandboxes": 3})
+		b.untilEvent(5*time.Second, "_", "red", "quota")
+		for i := range 10 {
+			b.create("red", fmt.Sprint("r", i), map[string]any{"vmId": fmt.Sprint("vm-", i)})
+			b.create("blue", fmt.Sprint("b", i), nil)
+		}
+		b.until(10*time.Second, "all answered", func() bool {
+			return len(b.events("event.red.*.ready"))+len(b.events("event.red.*.rejected")) == 10 && len(b.events("event.blue.*.ready")) == 10
+		})
+		if n := len(b.events("event.red.*.ready")); n != 3 {
+			t.Errorf("%d sandboxes with a quota of 3", n)
+		}
+		if r := b.events("event.red.*.rejected")[0]; r.data["code"] != events.CodeQuota {
+			t.Errorf("rejected: %v", r.data)
+		}
+		ready := b.events("event.red.*.ready")[0].data["vmId"].(string)
+		b.request("red", "sandbox", events.Kill, events.TypeSandboxKill, "k", map[string]any{"vmId": ready})
+		b.untilEvent(5*time.Second, "red", ready, "killed")
+		b.create("red", "again", map[string]any{"vmId": "again"})
+		b.untilEvent(5*time.Second, "red", "again", "ready")
+		b.request("_", "quota", events.Set, events.TypeQuotaSet, "q2", map[string]any{"tenant": "red", "maxSandboxes": nil})
+		time.Sleep(time.Second)
+		b.create("red", "free", map[string]any{"vmId": "free"})
+		b.untilEvent(5*time.Second, "red", "free", "ready")
+	})
+}
+
+// No tenant starves another: of slots that come free one by one each gets its
+// turn, in order within each (Issue: fairness), across a crash.
+func TestTurnsBetweenTenants(t *testing.T) {
+	run(t, func(t *testing.T, b *bundle) {
+		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 1})
+		defer w.stop()
+		b.untilEvent(3*time.Second, "_", "ax102-01", "healthy")
+		b.create("red", "first", map[string]any{"vmId": "first", "ttlSeconds": 5})
+		b.untilEvent(5*time.Second, "red", "first", "ready")
+		for i := range 20 {
+			b.create("red", fmt.Sprint(i), map[string]any{"vmId": fmt.Sprintf("red-%02d", i), "ttlSeconds": 1})
+		}
+		for i := range 4 {
+			b.create("blue", fmt.Sprint(i), map[string]any{"vmId": fmt.Sprintf("blue-%02d", i), "ttlSeconds": 1})
+		}
+		b.until(200*time.Second, "all ready", func() bool { return len(b.events("event.*.*.ready")) == 25 })
+		var order []string
+		for _, e := range b.events("event.*.*.ready")[1:] {
+			order = append(order, e.data["vmId"].(string))
+		}
+		want := []string{"blue-00", "red-00", "blue-01", "red-01", "blue-02", "red-02", "blue-03", "red-03", "red-04"}
+		if !slices.Equal(order[:len(want)], want) {
+			t.Errorf("order %v, want %v …", order[:len(want)], want)
+		}
+		if reds := order[len(order)-15:]; !slices.IsSorted(reds) {
+			t.Errorf("red's own order: %v", reds)
+		}
+	})
+}

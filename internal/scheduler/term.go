@@ -33,6 +33,7 @@ type term struct {
 	brake   brake
 	fleet   *placement.Fleet
 	waiting *waitingList
+	quotas  *quotas
 	newest  uint64 // newest revision whose announcement is out, see watermark
 
 	wakeup  chan struct{} // something that may let a waiting request fit
@@ -48,7 +49,7 @@ func newTerm(s *Scheduler, epoch uint64) *term {
 	return &term{
 		Scheduler: s, epoch: epoch, queue: newWorkqueue(),
 		vms: map[string]*vmState{}, servers: map[string]*serverState{}, early: map[string]kv.Heartbeat{},
-		fleet: placement.NewFleet(), waiting: newWaitingList(),
+		fleet: placement.NewFleet(), waiting: newWaitingList(), quotas: newQuotas(),
 		wakeup: make(chan struct{}, 1), tending: newWorkqueue(),
 		unsaid: map[uint64]bool{},
 	}
