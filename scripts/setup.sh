@@ -18,7 +18,8 @@ as_root() {
 
 packages=()
 has_browser() {
-  [ -n "${BERTH_CHROMIUM:-}" ] || command -v chromium || command -v chromium-browser || command -v google-chrome
+  [ -n "${BERTH_CHROMIUM:-}" ] || command -v chromium || command -v chromium-browser || command -v google-chrome ||
+    compgen -G "${HOME:-/root}/.cache/ms-playwright/chromium-*/chrome-linux*/chrome"
 }
 has_browser >/dev/null || packages+=(chromium fonts-dejavu-core)
 [ -n "${PLAYWRIGHT_NODEJS_PATH:-}" ] || command -v node >/dev/null || packages+=(nodejs)

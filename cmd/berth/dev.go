@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -75,7 +76,8 @@ func checkAddr(flag, addr string) error {
 // stopped is nil where a signal has ended ctx.
 func stopped(ctx context.Context) error {
 	cause := context.Cause(ctx)
-	if _, ok := cause.(program.Stopped); ok {
+	var asked program.Stopped
+	if errors.As(cause, &asked) {
 		return nil
 	}
 	return cause

@@ -93,12 +93,13 @@ type jsonMessage struct {
 func (c *call) showEvent(m stored) error {
 	e, err := events.Decode(m.header, m.data)
 	if c.json {
-		raw := json.RawMessage(m.data)
+		var raw json.RawMessage
 		if err == nil {
-			if raw, err = e.MarshalJSON(); err != nil {
-				return err
-			}
-		} else if raw, err = json.Marshal(string(m.data)); err != nil {
+			raw, err = e.MarshalJSON()
+		} else {
+			raw, err = json.Marshal(string(m.data))
+		}
+		if err != nil {
 			return err
 		}
 		return c.printLine(jsonMessage{m.subject, m.sequence, m.time, raw})

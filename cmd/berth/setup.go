@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -25,12 +26,13 @@ func setupCommand() *command {
 			if err := c.noArgs(); err != nil {
 				return err
 			}
-			var progress io.Writer = c.stderr
-			if err := playwright.EnsureDriver(ctx, progress); err != nil {
+			browser, err := playwright.FindBrowser()
+			// Both are looked at, so that one run tells all that is missing.
+			if err := errors.Join(err, playwright.EnsureDriver(ctx, c.stderr)); err != nil {
 				return err
 			}
 			if !c.opts.(*setupOptions).quiet {
-				fmt.Fprintln(c.stdout, "everything that a Playwright server needs is there")
+				fmt.Fprintf(c.stdout, "everything that a Playwright server needs is there; the browser is %s\n", browser)
 			}
 			return nil
 		}}

@@ -214,8 +214,7 @@ func runWorker(ctx context.Context, p *program.Process, o Options, ids []string)
 	select {
 	case err := <-broken:
 		stop()
-		<-ended
-		return err
+		return errors.Join(err, <-ended)
 	case err := <-ended:
 		return err
 	}
