@@ -4,17 +4,23 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"image/png"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
 
 	"berth/internal/computer"
 	"berth/internal/events"
+	"berth/internal/kv"
 	"berth/internal/providers"
 )
 
@@ -24,8 +30,18 @@ const (
 	frameFresh = 12 * time.Hour // an older upload is made again, for a new result that names it
 )
 
+// chunkSize of an object, as nats.go has it.
+const chunkSize = 128 << 10
+
 // frameStore keeps pictures in the object store, each once.
+//
+// It writes objects itself, in the format of ADR-20, for two reasons:
+// ObjectStore.Put purges the chunks of an earlier upload of the same name under
+// whoever reads them (here they expire with their bucket's age), and leaks a
+// goroutine when the connection breaks at the wrong moment (nats.go 1.55.0:
+// resetPendingAcksOnReconnect that starts after cleanupReplySub waits for ever).
 type frameStore struct {
+	js    jetstream.JetStream
 	store jetstream.ObjectStore
 
 	mu   sync.Mutex
@@ -78,8 +94,33 @@ func (s *frameStore) upload(ctx context.Context, name string, image []byte) (tim
 	case err != nil && !errors.Is(err, jetstream.ErrObjectNotFound):
 		return time.Time{}, err
 	}
-	_, err = s.store.PutBytes(ctx, name, image)
-	return time.Now(), err
+	return time.Now(), s.write(ctx, name, image)
+}
+
+// write publishes the chunks of an object and then its description, which
+// replaces an earlier one of the same name.
+func (s *frameStore) write(ctx context.Context, name string, image []byte) error {
+	id, sum := nuid.Next(), sha256.New()
+	chunks := uint32(0)
+	for part := range slices.Chunk(image, chunkSize) {
+		sum.Write(part)
+		if _, err := s.js.Publish(ctx, "$O."+kv.BucketFrames+".C."+id, part); err != nil {
+			return err
+		}
+		chunks++
+	}
+	raw, err := json.Marshal(jetstream.ObjectInfo{
+		ObjectMeta: jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: chunkSize}},
+		Bucket:     kv.BucketFrames, NUID: id, Size: uint64(len(image)), Chunks: chunks, Digest: jetstream.GetObjectDigestValue(sum),
+	})
+	if err != nil {
+		return fmt.Errorf("describe object: %w", err)
+	}
+	msg := nats.NewMsg("$O." + kv.BucketFrames + ".M." + base64.URLEncoding.EncodeToString([]byte(name)))
+	msg.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
+	msg.Data = raw
+	_, err = s.js.PublishMsg(ctx, msg)
+	return err
 }
 
 // keep stores a picture of a vm.

@@ -50,6 +50,7 @@ func (g *gate) InProcessConn() (net.Conn, error) {
 
 // set changes the state; "" heals.
 func (g *gate) set(state string) {
+	g.w.reconnected = true
 	g.mu.Lock()
 	g.state = state
 	conns := g.conns
@@ -123,6 +124,7 @@ func (c *gatedConn) Close() error {
 // outage stops the bus for a while and starts it again on the same files.
 func (w *world) outage(d time.Duration) {
 	w.Helper()
+	w.reconnected = true
 	w.srvMu.Lock()
 	srv := w.srv
 	w.srv = nil

@@ -57,7 +57,7 @@ func newTenure(w *Worker, s Server, h *handles, lease *kv.Lease, log *slog.Logge
 		look: make(chan struct{}, 1), beat: make(chan struct{}, 1),
 		boxes: map[string]box{}, killed: map[string]killMark{}, claims: map[string]bool{}, locks: map[string]*vmLock{},
 		ready: map[placement]bool{}, orphan: map[placement]stray{},
-		frames: frameStore{store: h.pictures, last: map[string]frame{}},
+		frames: frameStore{js: w.opts.JS, store: h.pictures, last: map[string]frame{}},
 	}
 	t.state = kv.Heartbeat{Server: s.ID, Worker: w.opts.Name, Epoch: lease.Epoch, Probe: "not opened yet"}
 	t.breaker = newBreaker(s.ID, func() { ask(t.beat) })

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -43,6 +44,8 @@ type world struct {
 	fakes      map[string]*providertest.Fake
 	workers    []*process
 	fence      uint64
+
+	reconnected bool // some connection was broken in this world
 }
 
 // bubble runs fn in virtual time with an own bus, and ends what fn leaves.
@@ -107,6 +110,41 @@ func (w *world) close() {
 	w.nc.Close()
 	w.srv.Shutdown()
 	synctest.Wait()
+	w.leaks()
+	if w.reconnected {
+		// nats.go keeps timers of a reconnect's flush in a global sync.Pool, and
+		// one of another bubble is fatal there. Two collections empty the pool.
+		runtime.GC()
+		runtime.GC()
+	}
+}
+
+// leaks names goroutines that the world has left; synctest would only say that
+// there are some.
+func (w *world) leaks() {
+	buf := make([]byte, 1<<20)
+	var bubble string
+	_, head, ok := strings.Cut(string(buf[:runtime.Stack(buf, false)]), "synctest bubble ")
+	if !ok {
+		return
+	}
+	bubble, _, _ = strings.Cut(head, "]")
+	for wait := time.Second; wait < time.Hour; wait *= 4 {
+		var left []string
+		for _, g := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")[1:] {
+			own := strings.Contains(g, "internal/synctest.Run(") || strings.Contains(g, "testing/synctest.testingSynctestTest(")
+			if !own && strings.Contains(g, "synctest bubble "+bubble+"]") {
+				left = append(left, g)
+			}
+		}
+		if len(left) == 0 {
+			return
+		}
+		if wait > 10*time.Minute {
+			w.Errorf("%d goroutines are left:\n%s", len(left), strings.Join(left, "\n\n"))
+		}
+		time.Sleep(wait)
+	}
 }
 
 // fake returns the fake server of an id, made at its first use.
