@@ -25,7 +25,9 @@ const minNode = 20
 
 // findNode makes sure that playwright-go will find a Node.js, and sets its
 // environment variable to it, process-wide.
-var findNode = sync.OnceValue(func() error {
+var findNode = sync.OnceValue(locateNode)
+
+func locateNode() error {
 	path := os.Getenv(nodeVariable)
 	if path == "" {
 		found, err := exec.LookPath("node")
@@ -43,7 +45,7 @@ var findNode = sync.OnceValue(func() error {
 		return fmt.Errorf("%s is version %s; Playwright's driver needs %d or newer", path, strings.TrimSpace(string(out)), minNode)
 	}
 	return os.Setenv(nodeVariable, path)
-})
+}
 
 // installing serialises installations: two at once would write one directory.
 var installing sync.Mutex
@@ -204,7 +206,7 @@ func (p *Provider) supervise(ctx context.Context, d *driver) {
 
 // guard returns when the driver has died, answers no more, or ctx has ended.
 func (p *Provider) guard(ctx context.Context, d *driver) {
-	tick := time.NewTicker(5 * time.Second)
+	tick := time.NewTicker(p.opts.pingEvery)
 	defer tick.Stop()
 	for {
 		select {
@@ -215,7 +217,7 @@ func (p *Provider) guard(ctx context.Context, d *driver) {
 			return
 		case <-tick.C:
 		}
-		pingCtx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		pingCtx, cancel := context.WithTimeout(ctx, p.opts.pingWithin)
 		err := d.ping(pingCtx)
 		cancel()
 		if err != nil && ctx.Err() == nil {

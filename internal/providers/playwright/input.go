@@ -459,6 +459,9 @@ func (c *connection) releaseRaw(ctx context.Context, p *page, h held) error {
 		if st.code == "" {
 			st.code, st.vk = codeOf(key)
 		}
+		if slices.Contains(h.Keys[:i], "Shift") && len(key) == 1 {
+			st.key = strings.ToUpper(key)
+		}
 		if err := c.rawKey(p, st, modifiers(h.Keys[:i]), false); err != nil {
 			return err
 		}

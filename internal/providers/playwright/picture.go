@@ -1,15 +1,10 @@
 package playwright
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"image"
-	"image/color"
-	"image/draw"
-	"image/png"
 	"strings"
-	"sync"
 	"time"
 
 	"berth/internal/computer"
@@ -23,15 +18,15 @@ const pictureLimit = 20 * time.Second
 // capture takes a picture of the active page as the browser paints it. It has
 // no effect on the page, so when ctx ends only the picture's own session is
 // closed.
-func (s *sandbox) capture(ctx context.Context, conn *connection) (image.Image, *page, error) {
+func (s *sandbox) capture(ctx context.Context, conn *connection) ([]byte, *page, error) {
 	for {
 		p, err := conn.current(ctx)
 		if err != nil {
 			return nil, nil, err
 		}
-		img, err := s.shoot(ctx, conn, p)
+		raw, err := s.shoot(ctx, conn, p)
 		if err == nil || ctx.Err() != nil || s.isDead() || !s.moved(conn, p) {
-			return img, p, err
+			return raw, p, err
 		}
 		// The page closed under it: another one is active now.
 	}
@@ -50,19 +45,19 @@ func (s *sandbox) moved(conn *connection, p *page) bool {
 }
 
 // shoot takes the picture of one page, with exactly the display's pixels.
-func (s *sandbox) shoot(ctx context.Context, conn *connection, p *page) (image.Image, error) {
+func (s *sandbox) shoot(ctx context.Context, conn *connection, p *page) ([]byte, error) {
 	d := s.display()
 	for try := 0; ; try++ {
 		raw, err := s.shootRaw(ctx, conn, p)
 		if err != nil {
 			return nil, err
 		}
-		img, err := png.Decode(bytes.NewReader(raw))
+		size, err := sizeOf(raw)
 		if err != nil {
-			return nil, fmt.Errorf("decode the browser's picture: %w: %w", err, providers.ErrUnavailable)
+			return nil, fmt.Errorf("%w: %w", err, providers.ErrUnavailable)
 		}
-		if size := img.Bounds().Size(); size == (image.Point{X: d.Width, Y: d.Height}) {
-			return img, nil
+		if size == image.Pt(d.Width, d.Height) {
+			return raw, nil
 		} else if try == 2 {
 			return nil, fmt.Errorf("the browser's picture is %v, the display %d×%d: %w", size, d.Width, d.Height, providers.ErrUnavailable)
 		}
@@ -81,101 +76,26 @@ func (s *sandbox) shootRaw(ctx context.Context, conn *connection, p *page) ([]by
 	return shot.Data, err
 }
 
-// arrow is the pointer: '#' is its outline, '.' its body. Its hot spot is the
-// top left corner.
-var arrow = []string{
-	"#",
-	"##",
-	"#.#",
-	"#..#",
-	"#...#",
-	"#....#",
-	"#.....#",
-	"#......#",
-	"#.......#",
-	"#........#",
-	"#.........#",
-	"#......#####",
-	"#...#..#",
-	"#..##..#",
-	"#.#  #..#",
-	"##   #..#",
-	"#     #..#",
-	"      #..#",
-	"       ##",
-}
-
-// drawPointer draws the pointer into a picture.
-func drawPointer(img draw.Image, at computer.Point) {
-	for dy, row := range arrow {
-		for dx, c := range row {
-			p := image.Pt(at.X+dx, at.Y+dy)
-			if !p.In(img.Bounds()) {
-				continue
-			}
-			switch c {
-			case '#':
-				img.Set(p.X, p.Y, color.Black)
-			case '.':
-				img.Set(p.X, p.Y, color.White)
-			}
-		}
-	}
-}
-
-// withPointer returns the picture with the pointer drawn.
-func withPointer(img image.Image, at computer.Point) image.Image {
-	canvas, ok := img.(draw.Image)
-	if !ok {
-		rgba := image.NewRGBA(img.Bounds())
-		draw.Draw(rgba, rgba.Bounds(), img, img.Bounds().Min, draw.Src)
-		canvas = rgba
-	}
-	drawPointer(canvas, at)
-	return canvas
-}
-
-// encoder trades bytes for time: a picture is sent once and kept for an hour.
-var encoder = png.Encoder{CompressionLevel: png.BestSpeed, BufferPool: &buffers{}}
-
-type buffers struct{ pool sync.Pool }
-
-func (b *buffers) Get() *png.EncoderBuffer {
-	buf, _ := b.pool.Get().(*png.EncoderBuffer) // nil when the pool is empty, which the encoder expects
-	return buf
-}
-func (b *buffers) Put(buf *png.EncoderBuffer) { b.pool.Put(buf) }
-
-func encode(img image.Image) ([]byte, error) {
-	var out bytes.Buffer
-	if err := encoder.Encode(&out, img); err != nil {
-		return nil, fmt.Errorf("encode the picture: %w", err)
-	}
-	return out.Bytes(), nil
-}
-
 // picture runs a screenshot or a zoom. A zoom is cut out of the whole picture
 // and has the region's size: the display has no finer pixels that enlarging
 // could show.
 func (r *run) picture(ctx context.Context, a computer.Action, out *providers.Result) error {
-	img, _, err := r.capture(ctx, r.conn)
+	raw, _, err := r.capture(ctx, r.conn)
 	if err != nil {
 		return err
 	}
 	r.mu.Lock()
 	at := r.cursor
 	r.mu.Unlock()
-	img = withPointer(img, at)
-	if a.Type == computer.Zoom {
-		sub, ok := img.(interface {
-			SubImage(image.Rectangle) image.Image
-		})
-		if !ok {
-			return fmt.Errorf("cannot cut a %T", img)
-		}
-		img = sub.SubImage(image.Rect(a.Region.X, a.Region.Y, a.Region.X+a.Region.Width, a.Region.Y+a.Region.Height))
+	if a.Type == computer.Screenshot {
+		out.Image, err = withPointer(raw, at)
+		return err
 	}
-	out.Image, err = encode(img)
+	img, err := decodeWithPointer(raw, at)
+	if err != nil {
+		return err
+	}
+	out.Image, err = encodeImage(img.SubImage(image.Rect(a.Region.X, a.Region.Y, a.Region.X+a.Region.Width, a.Region.Y+a.Region.Height)))
 	return err
 }
 
@@ -212,7 +132,7 @@ func (s *sandbox) observe(ctx context.Context) (providers.View, error) {
 	if err != nil {
 		return providers.View{}, err
 	}
-	img, shown, err := s.capture(ctx, conn)
+	raw, shown, err := s.capture(ctx, conn)
 	if err != nil {
 		return providers.View{}, err
 	}
@@ -224,9 +144,8 @@ func (s *sandbox) observe(ctx context.Context) (providers.View, error) {
 	s.mu.Lock()
 	cursor := s.cursor
 	s.mu.Unlock()
-	raw, err := encode(withPointer(img, cursor))
-	if err != nil {
-		return providers.View{}, err
+	if raw, err = withPointer(raw, cursor); err != nil {
+		return providers.View{}, fmt.Errorf("%w: %w", err, providers.ErrUnavailable)
 	}
 	o := computer.Observation{Cursor: &cursor, Pages: pages, TakenAt: taken}
 	for _, page := range pages {

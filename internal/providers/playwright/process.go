@@ -36,6 +36,7 @@ var flags = []string{
 	"--disable-extensions", "--disable-field-trial-config", "--disable-client-side-phishing-detection",
 	"--disable-breakpad", "--metrics-recording-only", "--disable-domain-reliability",
 	"--disable-quic", "--disable-gpu", "--mute-audio", "--password-store=basic",
+	"--keep-alive-for-test", // a browser whose last page closes gets a new one, see connection
 	"--disable-hang-monitor", "--disable-prompt-on-repost", "--disable-smooth-scrolling",
 	"--disable-renderer-backgrounding", "--disable-backgrounding-occluded-windows", "--disable-background-timer-throttling",
 	"--disable-back-forward-cache", "--disable-ipc-flooding-protection", "--allow-pre-commit-input",

@@ -35,6 +35,8 @@ type Options struct {
 	Ephemeral     bool         // the browsers die with this process, however it ends
 	Executable    string       // the browser; "": $BERTH_CHROMIUM, or the first of chromium, chromium-browser, google-chrome
 	Logger        *slog.Logger // nil: none
+
+	pingEvery, pingWithin time.Duration // how the driver is watched; for tests
 }
 
 // Provider holds sandboxes that are browsers on this machine. See the package
@@ -89,6 +91,9 @@ func New(ctx context.Context, opts Options) (*Provider, error) {
 	}
 	if opts.Spares == 0 {
 		opts.Spares = DefaultSpares
+	}
+	if opts.pingEvery == 0 {
+		opts.pingEvery, opts.pingWithin = 5*time.Second, 10*time.Second
 	}
 	if opts.StateDir == "" && !opts.Ephemeral {
 		return nil, errors.New("a StateDir is needed, so that a later process finds the browsers, or Ephemeral")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"image"
 	"image/color"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -211,16 +212,20 @@ func (s *suite) observation(t *testing.T) {
 func (s *suite) isolation(t *testing.T) {
 	a, b := s.sandbox(t), s.sandbox(t)
 	page := a.oracle.page()
-	for range 2 {
-		a.do(t, opening(page.url+"?cookie"))
+	a.do(t, opening(page.url+"?cookie"))
+	a.do(t, opening(page.url+"?again"))
+	load := func(doc string) event {
+		events := page.await(t, "the load of "+doc, func(es []event) bool {
+			return slices.ContainsFunc(only(es, "load"), func(e event) bool { return e.Doc == doc })
+		})
+		loads := only(events, "load")
+		return loads[slices.IndexFunc(loads, func(e event) bool { return e.Doc == doc })]
 	}
-	page.await(t, "its own cookie", func(es []event) bool {
-		l := only(es, "load")
-		return len(l) > 0 && strings.HasPrefix(l[len(l)-1].Data, "who=")
-	})
-	page.forget()
-	b.do(t, opening(page.url))
-	if l := page.awaitType(t, "load"); l.Data != "" {
+	if l := load("?again"); !strings.HasPrefix(l.Data, "who=") {
+		t.Errorf("a sandbox lost its cookie: %q", l.Data)
+	}
+	b.do(t, opening(page.url+"?other"))
+	if l := load("?other"); l.Data != "" {
 		t.Errorf("a sandbox has another's cookie: %s", l.Data)
 	}
 	if s.has(providers.Clipboard) {

@@ -1,0 +1,195 @@
+package playwright
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"berth/internal/computer"
+	"berth/internal/providers"
+)
+
+// percentiles reports p50 and p99 of what lap measured, in milliseconds.
+type laps []time.Duration
+
+func (l laps) report(b *testing.B) {
+	slices.Sort(l)
+	at := func(q float64) float64 { return float64(l[int(q*float64(len(l)-1))].Microseconds()) / 1000 }
+	b.ReportMetric(at(0.5), "p50-ms")
+	b.ReportMetric(at(0.99), "p99-ms")
+	b.ReportMetric(0, "ns/op")
+}
+
+func (l *laps) lap(fn func()) {
+	started := time.Now()
+	fn()
+	*l = append(*l, time.Since(started))
+}
+
+func create(b *testing.B, p *Provider, vm string) {
+	b.Helper()
+	if _, err := p.Create(b.Context(), providers.Spec{VM: vm, Fence: 1}); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func kill(b *testing.B, p *Provider, vm string) {
+	b.Helper()
+	if err := p.Kill(context.WithoutCancel(b.Context()), vm); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// awaitSpares waits until n spares are warm.
+func awaitSpares(t testing.TB, p *Provider, n int) {
+	t.Helper()
+	deadline := time.NewTimer(60 * time.Second)
+	defer deadline.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		p.mu.Lock()
+		have := len(p.spares)
+		p.mu.Unlock()
+		if have >= n {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatalf("%d spares after a minute, want %d", have, n)
+		}
+	}
+}
+
+func BenchmarkCreateWarm(b *testing.B) {
+	p := start(b, Options{Spares: 1})
+	var l laps
+	for i := range b.N {
+		awaitSpares(b, p, 1)
+		vm := fmt.Sprint("vm", i)
+		l.lap(func() { create(b, p, vm) })
+		kill(b, p, vm)
+	}
+	l.report(b)
+}
+
+func BenchmarkCreateWarmOtherDisplay(b *testing.B) {
+	p := start(b, Options{Spares: 1})
+	var l laps
+	for i := range b.N {
+		awaitSpares(b, p, 1)
+		vm := fmt.Sprint("vm", i)
+		l.lap(func() {
+			if _, err := p.Create(b.Context(), providers.Spec{VM: vm, Fence: 1, Display: computer.Display{Width: 1024, Height: 768}}); err != nil {
+				b.Fatal(err)
+			}
+		})
+		kill(b, p, vm)
+	}
+	l.report(b)
+}
+
+func BenchmarkCreateCold(b *testing.B) {
+	p := start(b, Options{Spares: -1})
+	var l laps
+	for i := range b.N {
+		vm := fmt.Sprint("vm", i)
+		l.lap(func() { create(b, p, vm) })
+		kill(b, p, vm)
+	}
+	l.report(b)
+}
+
+func BenchmarkKill(b *testing.B) {
+	p := start(b, Options{Spares: 1})
+	var l laps
+	for i := range b.N {
+		awaitSpares(b, p, 1)
+		vm := fmt.Sprint("vm", i)
+		create(b, p, vm)
+		l.lap(func() { kill(b, p, vm) })
+	}
+	l.report(b)
+}
+
+// benchPage is a page with text, a gradient and a field, so that the picture
+// does not compress to nothing.
+var benchPage = `data:text/html,<title>bench</title><body style="background:linear-gradient(45deg,rgb(200,30,60),rgb(20,60,200))"><textarea style="width:600px;height:200px" autofocus></textarea><p style="color:white;font-size:20px">` +
+	strings.Repeat("The quick brown fox jumps over the lazy dog. ", 80)
+
+func benchActions(b *testing.B, actions ...computer.Action) {
+	p := start(b, Options{Spares: -1})
+	create(b, p, "vm")
+	run := func(actions ...computer.Action) {
+		results, err := p.Execute(b.Context(), providers.Batch{VM: "vm", Actions: actions})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for _, r := range results {
+			if r.Error != nil {
+				b.Fatal(r.Error)
+			}
+		}
+	}
+	run(computer.Action{Type: computer.Open, Target: benchPage})
+	var l laps
+	for range b.N {
+		l.lap(func() { run(actions...) })
+	}
+	l.report(b)
+	kill(b, p, "vm")
+}
+
+func BenchmarkScreenshot(b *testing.B) {
+	benchActions(b, computer.Action{Type: computer.Screenshot})
+}
+
+func BenchmarkClick(b *testing.B) {
+	x, y := 100, 100
+	benchActions(b, computer.Action{Type: computer.Click, X: &x, Y: &y})
+}
+
+func BenchmarkType25(b *testing.B) {
+	text := "abcdefghijklmnopqrstuvwxy"
+	benchActions(b, computer.Action{Type: computer.TypeText, Text: &text})
+}
+
+func BenchmarkKeyChord(b *testing.B) {
+	benchActions(b, computer.Action{Type: computer.Key, Keys: []string{"Control", "a"}})
+}
+
+func BenchmarkDrag(b *testing.B) {
+	benchActions(b, computer.Action{Type: computer.Drag, Path: []computer.Point{{X: 100, Y: 400}, {X: 400, Y: 600}}})
+}
+
+func BenchmarkScroll3(b *testing.B) {
+	x, y := 600, 600
+	benchActions(b, computer.Action{Type: computer.Scroll, X: &x, Y: &y, DY: 3})
+}
+
+func BenchmarkClipboard(b *testing.B) {
+	text := "some text"
+	benchActions(b, computer.Action{Type: computer.ClipboardWrite, Text: &text}, computer.Action{Type: computer.ClipboardRead})
+}
+
+func BenchmarkObserve(b *testing.B) {
+	p := start(b, Options{Spares: -1})
+	create(b, p, "vm")
+	if _, err := p.Execute(b.Context(), providers.Batch{VM: "vm", Actions: []computer.Action{{Type: computer.Open, Target: benchPage}}}); err != nil {
+		b.Fatal(err)
+	}
+	var l laps
+	for range b.N {
+		l.lap(func() {
+			if _, err := p.Observe(b.Context(), "vm"); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+	l.report(b)
+	kill(b, p, "vm")
+}
