@@ -96,11 +96,11 @@ func (l *loop) publish(ctx context.Context, what string, once func(context.Conte
 // have sent it, so its result is looked for first.
 func (l *loop) command(ctx context.Context, verb events.Verb, id events.Request, data events.Command, own time.Duration, known bool) (*events.Finished, error) {
 	token := id.Token()
-	p := l.results.expect(token)
+	p := l.results.expect(l.box.vm, token)
 	defer l.results.forget(token)
 	if known {
 		for attempt := 0; ; attempt++ {
-			if err := l.results.look(ctx, token); err == nil {
+			if err := l.results.look(ctx, l.box.vm, token); err == nil {
 				break
 			}
 			if bus.Pause(ctx, attempt) != nil {

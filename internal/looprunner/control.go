@@ -67,17 +67,13 @@ func (r *Runner) appendControl(ctx context.Context, q request, data events.LoopC
 			return nil // stored by an earlier delivery
 		}
 		_, tip, err := bus.Last(ctx, r.loopStream, filter)
-		if err != nil {
+		if err != nil && tip == nil { // what is no event has a sequence all the same
 			return err
 		}
 		if tip == nil || !r.exists(ctx, tenant, loop) {
 			return &events.DataError{Code: events.CodeNotFound, Message: fmt.Sprintf("no loop %q", loop)}
 		}
-		e, err := parseEntry(tip.Subject, tip.Sequence, tip.Time, tip.Header, tip.Data)
-		if err != nil {
-			return err
-		}
-		if e.name == events.LoopFinishedName || e.name == events.LoopEndingName {
+		if _, _, name, _ := splitLoop(tip.Subject); name == events.LoopFinishedName || name == events.LoopEndingName {
 			return &events.DataError{Code: events.CodeEnded, Message: fmt.Sprintf("loop %q has ended", loop)}
 		}
 		entry, err := events.New(events.LoopType(name), events.SourceLoopRunner, q.id.Token(), events.LoopControl{

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"berth/internal/bus"
 	"berth/internal/computer"
 	"berth/internal/events"
@@ -168,5 +170,41 @@ func TestControlRefused(t *testing.T) {
 			t.Errorf("the journal has become %s", names(again))
 		}
 		a.close()
+	})
+}
+
+// Whatever a stranger publishes into a journal stops no loop, not even the
+// next owner's reading.
+func TestStrangersInTheJournal(t *testing.T) {
+	bubble(t, func(g *rig) {
+		g.fleet.set(func(f *fleet) { f.actTakes = 2 * time.Second })
+		a := g.runner("a", nil)
+		g.start("l", crashScript, nil)
+		g.until("l", "decided")
+		for _, m := range []*nats.Msg{
+			{Subject: "loop.default.l.acted", Data: []byte("junk")},
+			{Subject: "loop.default.l.decided", Data: nil},
+			{Subject: "loop.default.l.novelty", Data: []byte(`{"specversion":"1.0","id":"x","source":"/x","type":"y"}`)},
+			{Subject: "loop.default.l.stopRequested", Data: []byte(`{"specversion":"1.0","id":"x","source":"/x","type":"y","data":{"step":"a"}}`)},
+			{Subject: "loop.default.l.rejected", Data: []byte(`{"specversion":"1.0","id":"x","source":"/x","type":"y"}`)},
+		} {
+			g.publish(m)
+		}
+		g.until("l", "acted")
+		a.close()
+		b := g.runner("b", nil)
+		n := 0
+		for e, err := range looprunner.Follow(g.t.Context(), g.js, "default", "l") {
+			if err == nil && e.Name == "finished" {
+				n++
+				if f := decode[events.LoopFinished](t, e); f.Outcome != events.LoopSucceeded {
+					t.Errorf("%+v", f)
+				}
+			}
+		}
+		if got := g.fleet.acts(vmOf("l")); got != "type:a type:b" || n != 1 {
+			t.Errorf("acts %s", got)
+		}
+		b.close()
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"berth/internal/events"
@@ -72,6 +73,7 @@ func crashAt(g *rig, edge int, point string) {
 	time.Sleep(time.Second)
 	close(standby)
 	j, f := g.finished(loop, events.LoopSucceeded, "")
+	synctest.Wait() // the last edge comes after finished is there to read
 	at := fmt.Sprintf("edge %d (%s)", edge, point)
 	if died.Load() == 0 {
 		g.t.Errorf("%s: nobody died", at)

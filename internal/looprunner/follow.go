@@ -34,7 +34,8 @@ func (e Entry) Decode(v any) error { return json.Unmarshal(e.Data, v) }
 // cause is then yielded as the error. It survives reconnects and restarts of
 // the server, and waits for a loop that has not begun. A refused start shows
 // as rejected, whose Head.Request tells whose it was; it does not end the
-// journal, as the loop id may be started by another request afterwards.
+// journal, as the loop id may be started by another request afterwards. What
+// is no CloudEvent is passed over.
 func Follow(ctx context.Context, js jetstream.JetStream, tenant, loop string) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		stopped := false
@@ -42,8 +43,8 @@ func Follow(ctx context.Context, js jetstream.JetStream, tenant, loop string) it
 			config: jetstream.OrderedConsumerConfig{FilterSubjects: []string{events.LoopSubject(tenant, loop, ">")}, DeliverPolicy: jetstream.DeliverAllPolicy}}
 		t.run(ctx, func(msg jetstream.Msg) bool {
 			e, err := journalEntry(msg)
-			if !yield(e, err) || e.Name == events.LoopFinishedName {
-				stopped = true
+			if err == nil {
+				stopped = !yield(e, nil) || e.Name == events.LoopFinishedName
 			}
 			return !stopped
 		}, nil)
@@ -63,7 +64,10 @@ func journalEntry(msg jetstream.Msg) (Entry, error) {
 		return Entry{}, err
 	}
 	e := Entry{Name: raw.name, Sequence: raw.seq, Stored: raw.stored, Type: raw.event.Type(), Data: raw.event.Data()}
-	return e, events.DecodeTolerant(raw.event, &e.Head)
+	if events.DecodeTolerant(raw.event, &e.Head) != nil {
+		e.Head = events.LoopEntry{} // a stranger's
+	}
+	return e, nil
 }
 
 // Frame fetches a picture from FRAMES by its object name.

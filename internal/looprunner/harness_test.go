@@ -241,7 +241,7 @@ func (g *rig) start(loop, items string, more object) {
 // journal reads a loop's journal to its end.
 func (g *rig) journal(loop string) []looprunner.Entry {
 	g.t.Helper()
-	return g.journalUntil(loop, func(e looprunner.Entry) bool { return false })
+	return g.journalUntil(loop, func(looprunner.Entry) bool { return false })
 }
 
 func (g *rig) journalUntil(loop string, enough func(looprunner.Entry) bool) []looprunner.Entry {

@@ -28,6 +28,8 @@ var (
 	errMoved = errors.New("the journal has moved on")
 	// errOwned: a later owner writes this journal.
 	errOwned = errors.New("another runner has the loop")
+	// errCorrupt: an owner's entry does not have its type's data.
+	errCorrupt = errors.New("the journal cannot be read")
 )
 
 // journal is one loop's journal as its owner holds it. It is not safe for
@@ -51,11 +53,12 @@ type entryData interface{ Head() *events.LoopEntry }
 
 func (j *journal) filter() string { return events.LoopSubject(j.tenant, j.loop, ">") }
 
-// parseEntry decodes a journal message.
+// parseEntry decodes a journal message. Where it is no CloudEvent the entry has
+// its place only: whatever a stranger publishes there stops no loop.
 func parseEntry(subject string, seq uint64, stored time.Time, header map[string][]string, data []byte) (entry, error) {
 	e, err := events.Decode(header, data)
 	if err != nil {
-		return entry{}, fmt.Errorf("journal entry %d: %w", seq, err)
+		return entry{seq: seq, stored: stored}, fmt.Errorf("journal entry %d: %w", seq, err)
 	}
 	return entry{name: subject[strings.LastIndexByte(subject, '.')+1:], seq: seq, stored: stored, header: header, event: e}, nil
 }
@@ -91,7 +94,7 @@ func (j *journal) load(ctx context.Context) error {
 		}
 		e, err := parseEntry(msg.Subject(), meta.Sequence.Stream, meta.Timestamp, msg.Headers(), msg.Data())
 		if err != nil {
-			return err
+			j.log.Warn("passed over", "err", err)
 		}
 		if err := j.fold(e); err != nil {
 			return err
@@ -129,13 +132,13 @@ func (j *journal) sync(ctx context.Context, want string) (news, error) {
 		}
 		e, err := parseEntry(raw.Subject, raw.Sequence, raw.Time, raw.Header, raw.Data)
 		if err != nil {
-			return found, err
+			j.log.Warn("passed over", "err", err)
 		}
 		found.any = true
-		if !isControl(e.name) {
+		if isOwners(e.name) {
 			var head events.LoopEntry
 			if err := events.DecodeTolerant(e.event, &head); err != nil {
-				return found, err
+				return found, fmt.Errorf("%w: entry %d: %w", errCorrupt, e.seq, err)
 			}
 			switch {
 			case head.Runner == j.runner && head.Epoch == j.epoch && e.event.ID() == want:
@@ -192,7 +195,7 @@ func (j *journal) write(ctx context.Context, name string, d entryData, insist bo
 		}
 		found, err := j.sync(ctx, e.ID())
 		switch {
-		case errors.Is(err, errOwned):
+		case errors.Is(err, errOwned), errors.Is(err, errCorrupt):
 			return false, err
 		case err != nil: // not readable either; try again
 		case found.mine:

@@ -52,11 +52,10 @@ type loop struct {
 	// held ends with the lease, or with the process; live, its child, also with
 	// a verdict from outside: stopped, out of time, the sandbox gone. They are
 	// here, against the house rule, because they are the loop's own lifetimes.
-	held      context.Context
-	live      context.Context
-	following context.Context // of the followers
-	mu        sync.Mutex      // guards end until run has set it
-	end       context.CancelCauseFunc
+	held context.Context
+	live context.Context
+	mu   sync.Mutex // guards end until run has set it
+	end  context.CancelCauseFunc
 
 	ctl       chan struct{} // capacity 1: a control entry was stored
 	box       *box
@@ -86,6 +85,11 @@ func (l *loop) run(held context.Context) {
 	following, stop := context.WithCancel(l.held)
 	defer l.followers.Wait()
 	defer stop()
+	defer func() {
+		if l.results != nil {
+			l.r.release(l.results)
+		}
+	}()
 	defer end(nil)
 	left := time.Until(s.started.At.Add(events.Seconds(s.started.Start.Limits.Seconds)))
 	timer := time.AfterFunc(left, func() {
@@ -94,12 +98,9 @@ func (l *loop) run(held context.Context) {
 	defer timer.Stop()
 	l.r.tell.running.Add(held, 1)
 	defer l.r.tell.running.Add(held, -1)
-	l.following, l.given = following, s.started.Given
+	l.given = s.started.Given
 	l.follow(following)
 	err := l.drive()
-	if err == nil {
-		return
-	}
 	l.closeSpan(err)
 	if l.held.Err() != nil {
 		l.log.Info("loop handed over", "why", context.Cause(l.held))

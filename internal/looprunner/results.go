@@ -28,27 +28,63 @@ const (
 // errNotTaken: the command's deadline is well past and nobody has claimed it.
 var errNotTaken = errors.New("no worker took the command in time")
 
-// results follows the results of one sandbox and hands them to whoever waits.
+// results follows the results of one server's sandboxes for all loops of this
+// process that have one there, and hands them to whoever waits. One consumer
+// per server costs less than one per loop: each of those would skip through
+// all the others' results.
 type results struct {
-	stream     jetstream.Stream // RESULTS
-	server, vm string
+	stream jetstream.Stream // RESULTS
+	server string
+	stop   func()
 
 	mu      sync.Mutex
+	users   int                       // guarded by Runner.mu
 	waiting map[string]*pendingResult // by token
 }
 
 type pendingResult struct {
+	vm       string
 	started  time.Time // when the claim was seen; zero: not yet
 	finished *events.Finished
 	changed  chan struct{} // capacity 1
 }
 
-func newResults(stream jetstream.Stream, server, vm string) *results {
-	return &results{stream: stream, server: server, vm: vm, waiting: map[string]*pendingResult{}}
+// resultsOf returns the results of a server, which are followed from before it
+// returns. release must be called.
+func (r *Runner) resultsOf(ctx context.Context, server string) (*results, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if res := r.results[server]; res != nil {
+		res.users++
+		return res, nil
+	}
+	config, err := newestOf(ctx, r.JS, bus.Results, events.ResultSubject(server, "*", "*"))
+	if err != nil {
+		return nil, err
+	}
+	following, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	res := &results{stream: r.resultStream, server: server, users: 1, waiting: map[string]*pendingResult{}}
+	var done sync.WaitGroup
+	done.Go(func() { res.follow(following, tail{js: r.JS, stream: bus.Results, config: config, log: r.Log}) })
+	res.stop = func() { cancel(); done.Wait() }
+	r.results[server] = res
+	return res, nil
 }
 
-// follow runs until ctx ends. It is to be started before the first command is
-// published; config begins after what the stream holds then.
+// release ends one use of a server's results; the last one ends the follower.
+func (r *Runner) release(res *results) {
+	r.mu.Lock()
+	res.users--
+	last := res.users == 0
+	if last {
+		delete(r.results, res.server)
+	}
+	r.mu.Unlock()
+	if last {
+		res.stop()
+	}
+}
+
 func (r *results) follow(ctx context.Context, t tail) {
 	t.run(ctx, func(msg jetstream.Msg) bool {
 		p, err := events.ParseResult(msg.Subject())
@@ -68,10 +104,10 @@ func (r *results) follow(ctx context.Context, t tail) {
 }
 
 // expect must be called before the command is published; forget after.
-func (r *results) expect(token string) *pendingResult {
+func (r *results) expect(vm, token string) *pendingResult {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	p := &pendingResult{changed: make(chan struct{}, 1)}
+	p := &pendingResult{vm: vm, changed: make(chan struct{}, 1)}
 	r.waiting[token] = p
 	return p
 }
@@ -115,8 +151,8 @@ func (r *results) read(p *pendingResult) (*events.Finished, time.Time) {
 
 // look reads the result from the stream itself. An error means unknown, not
 // that there is none.
-func (r *results) look(ctx context.Context, token string) error {
-	e, raw, err := bus.Last(ctx, r.stream, events.ResultSubject(r.server, r.vm, token))
+func (r *results) look(ctx context.Context, vm, token string) error {
+	e, raw, err := bus.Last(ctx, r.stream, events.ResultSubject(r.server, vm, token))
 	if err == nil && raw != nil {
 		r.take(token, e)
 	}
@@ -141,7 +177,7 @@ func (r *results) await(ctx context.Context, token string, p *pendingResult, dea
 			continue
 		case <-ticker.C:
 		}
-		if err := r.look(ctx, token); err != nil {
+		if err := r.look(ctx, p.vm, token); err != nil {
 			continue
 		}
 		f, started := r.read(p)

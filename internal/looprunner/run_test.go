@@ -217,7 +217,7 @@ func TestOutcomes(t *testing.T) {
 		if acts != "type:a type:b" {
 			t.Errorf("accepted: acts %s", acts)
 		}
-		_, acts = run("failed", two, func(_ string, n int, _ []computer.Action) *events.Finished {
+		_, acts = run("failed", two, func(string, int, []computer.Action) *events.Finished {
 			fault := &computer.Fault{Code: events.CodeActionFailed, Message: "a page error"}
 			return &events.Finished{Outcome: computer.Failed, Actions: []computer.ActionResult{{Outcome: computer.Failed, Error: fault}}}
 		}, events.LoopFailed, events.CodeActionFailed)

@@ -2,7 +2,6 @@ package looprunner
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -57,6 +56,7 @@ type Runner struct {
 
 	mu      sync.Mutex
 	owned   map[string]*loop // by lease key; nil while being taken on
+	results map[string]*results
 	running sync.WaitGroup
 }
 
@@ -87,7 +87,7 @@ func New(o Options) (*Runner, error) {
 	if err != nil {
 		return nil, fmt.Errorf("loop-runner: %w", err)
 	}
-	return &Runner{Options: o, tell: tell, draining: make(chan struct{}), slots: make(chan struct{}, o.MaxLoops), owned: map[string]*loop{}}, nil
+	return &Runner{Options: o, tell: tell, draining: make(chan struct{}), slots: make(chan struct{}, o.MaxLoops), owned: map[string]*loop{}, results: map[string]*results{}}, nil
 }
 
 // Run serves until ctx ends. Then it takes on nothing more, lets the running
@@ -219,7 +219,7 @@ func (l *loop) letGo(held context.Context) {
 }
 
 // launch runs a claimed loop in its own goroutine. The claim ends with it.
-func (r *Runner) launch(l *loop, held context.Context, how string) {
+func (r *Runner) launch(held context.Context, l *loop, how string) {
 	key := leaseKey(l.tenant, l.id)
 	r.mu.Lock()
 	r.owned[key] = l
@@ -235,9 +235,9 @@ func (r *Runner) launch(l *loop, held context.Context, how string) {
 // makeModel calls the factory that the start names.
 func (r *Runner) makeModel(tenant, id string, start events.LoopStart, display *computer.Display) (Model, error) {
 	name := start.ModelName()
-	make, ok := r.Models[name]
+	factory, ok := r.Models[name]
 	if !ok {
 		return nil, events.BadInput("model.name %q is not known here; known are %s", brief(name), r.modelNames())
 	}
-	return make(Spec{Tenant: tenant, Loop: id, Goal: start.Goal, Model: start.Model, Script: json.RawMessage(start.Script), Limits: start.Limits, Display: display})
+	return factory(Spec{Tenant: tenant, Loop: id, Goal: start.Goal, Model: start.Model, Script: start.Script, Limits: start.Limits, Display: display})
 }

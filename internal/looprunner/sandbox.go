@@ -202,14 +202,12 @@ func (l *loop) settle() error {
 		}
 		l.model = m
 	}
-	config, err := newestOf(l.live, l.r.JS, bus.Results, events.ResultSubject(l.box.server, l.box.vm, "*"))
+	res, err := l.r.resultsOf(l.live, l.box.server)
 	if err != nil {
 		l.log.Warn("results not readable; trying again", "err", err)
 		return l.sleep(l.live, 200*time.Millisecond)
 	}
-	l.results = newResults(l.r.resultStream, l.box.server, l.box.vm)
-	t := tail{js: l.r.JS, stream: bus.Results, config: config, log: l.log}
-	l.followers.Go(func() { l.results.follow(l.following, t) })
+	l.results = res
 	return nil
 }
 

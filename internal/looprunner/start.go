@@ -55,23 +55,26 @@ func (r *Runner) start(ctx, hard context.Context, q request) verb {
 		if errors.As(err, &large) {
 			return r.refuse(ctx, q, &events.DataError{Code: events.CodeTooLarge, Message: err.Error()})
 		}
+		if errors.Is(err, errMoved) && q.deliveries > 2 { // what is left of an old loop's journal
+			return r.refuse(ctx, q, errTaken)
+		}
 		l.log.Warn("loop not begun; trying again", "err", err)
 		return later(500 * time.Millisecond)
 	}
 	launched = true
-	r.launch(l, held, "started")
+	r.launch(held, l, "started")
 	return done
 }
 
-// begin requests the sandbox and appends started, over nothing but refusals
-// of earlier requests.
+// begin requests the sandbox and appends started, over nothing but what is no
+// part of a journal, such as the rejection of an earlier request.
 func (r *Runner) begin(ctx context.Context, l *loop, q request, start events.LoopStart) error {
 	_, tip, err := bus.Last(ctx, r.loopStream, l.j.filter())
-	if err != nil {
+	if err != nil && tip == nil {
 		return err
 	}
 	if tip != nil {
-		if e, err := parseEntry(tip.Subject, tip.Sequence, tip.Time, tip.Header, tip.Data); err != nil || e.name != events.LoopRejectedName {
+		if _, _, name, _ := splitLoop(tip.Subject); isOwners(name) {
 			return errMoved
 		}
 		l.j.seq = tip.Sequence
@@ -175,6 +178,10 @@ func (r *Runner) adopt(ctx, hard context.Context, tenant, id string) bool {
 	}
 	if err := l.j.load(held); err != nil {
 		l.letGo(held)
+		if errors.Is(err, errCorrupt) {
+			l.log.Error("loop cannot be taken over", "err", err)
+			return true // until the next scan
+		}
 		if !errors.Is(err, context.Canceled) {
 			l.log.Warn("journal not readable", "err", err)
 		}
@@ -186,6 +193,6 @@ func (r *Runner) adopt(ctx, hard context.Context, tenant, id string) bool {
 	}
 	l.log.Info("loop taken over", "step", l.j.state.step, "entries", l.j.state.entries)
 	launched = true
-	r.launch(l, held, "adopted")
+	r.launch(held, l, "adopted")
 	return true
 }

@@ -55,10 +55,13 @@ type entry struct {
 	event  events.Event
 }
 
-// isControl: any runner may append it.
-func isControl(name string) bool {
+// isOwners: only the loop's owner appends it. All else is a control entry, a
+// rejection, a newer version's, or a stranger's, and changes nothing that an
+// owner is about to append.
+func isOwners(name string) bool {
 	switch name {
-	case events.LoopStopName, events.LoopPauseName, events.LoopResumeName, events.LoopMessageName, events.LoopRejectedName:
+	case events.LoopStartedName, events.LoopSandboxName, events.LoopObservedName, events.LoopThinkingName, events.LoopDecidedName, events.LoopRetriedName,
+		events.LoopActedName, events.LoopPausedName, events.LoopResumedName, events.LoopEndingName, events.LoopFinishedName:
 		return true
 	}
 	return false
@@ -70,7 +73,7 @@ func (s *state) apply(e entry) error {
 	s.entries++
 	decode := func(v any) error {
 		if err := events.DecodeTolerant(e.event, v); err != nil {
-			return fmt.Errorf("journal entry %d (%s): %w", e.seq, e.name, err)
+			return fmt.Errorf("%w: entry %d (%s): %w", errCorrupt, e.seq, e.name, err)
 		}
 		return nil
 	}
@@ -174,12 +177,14 @@ func (s *state) applyActed(d events.LoopActed) {
 
 // applyControl obeys each control request once, however often it was stored.
 func (s *state) applyControl(e entry, decode func(any) error) error {
-	if !isControl(e.name) || e.name == events.LoopRejectedName {
+	switch e.name {
+	case events.LoopStopName, events.LoopPauseName, events.LoopResumeName, events.LoopMessageName:
+	default:
 		return nil
 	}
 	d := &events.LoopControl{}
-	if err := decode(d); err != nil {
-		return err
+	if decode(d) != nil {
+		return nil // a stranger's
 	}
 	token := d.Request.Token()
 	if s.controls[token] {
