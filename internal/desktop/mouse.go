@@ -1,0 +1,181 @@
+package desktop
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/jezek/xgb/xproto"
+	"github.com/jezek/xgb/xtest"
+
+	"berth/internal/computer"
+)
+
+// buttonCodes are X11's numbers; 4 to 7 are the wheel.
+var buttonCodes = map[computer.Button]byte{computer.Left: 1, computer.Middle: 2, computer.Right: 3, computer.Back: 8, computer.Forward: 9}
+
+const (
+	wheelUp, wheelDown, wheelLeft, wheelRight = 4, 5, 6, 7
+)
+
+// How a drag is drawn out, so that programs see one: toolkits start a drag
+// after a few pixels of movement, and look at what is below when it rests.
+const (
+	dragDwell    = 50 * time.Millisecond // after the press, and before the release
+	dragPace     = 4 * time.Millisecond  // between points
+	dragStep     = 25.0                  // px between interpolated points
+	minDragSteps = 5                     // in a whole drag
+	maxDragSteps = 200                   // interpolated in a whole drag; the given points come on top
+)
+
+// mouse moves the pointer and presses buttons through XTEST. Requests are sent
+// at once and processed by the server in order; sync waits for that.
+type mouse struct {
+	s    *Screen
+	held []byte // buttons that are down, in the order pressed
+}
+
+func (m *mouse) move(to computer.Point) {
+	xtest.FakeInput(m.s.conn, xproto.MotionNotify, 0, 0, m.s.root, int16(to.X), int16(to.Y), 0)
+}
+
+func (m *mouse) button(b byte, down bool) {
+	kind := byte(xproto.ButtonRelease)
+	if i := slices.Index(m.held, b); i >= 0 {
+		m.held = slices.Delete(m.held, i, i+1)
+	}
+	if down {
+		kind = xproto.ButtonPress
+		m.held = append(m.held, b)
+	}
+	xtest.FakeInput(m.s.conn, kind, b, 0, m.s.root, 0, 0, 0)
+}
+
+func (m *mouse) releaseAll() error {
+	if len(m.held) == 0 {
+		return nil
+	}
+	for _, b := range slices.Backward(slices.Clone(m.held)) {
+		m.button(b, false)
+	}
+	return m.s.sync()
+}
+
+func (m *mouse) click(a computer.Action) error {
+	b := buttonCodes[a.Button]
+	m.move(a.Point())
+	for range a.Count {
+		m.button(b, true)
+		m.button(b, false)
+	}
+	return m.s.sync()
+}
+
+// scroll turns the wheel one notch at a time, the two axes in turn. X11 has no
+// part of a notch: distances are rounded, to at least one notch.
+func (m *mouse) scroll(a computer.Action) error {
+	m.move(a.Point())
+	dx, dy := notches(a.DX), notches(a.DY)
+	for dx != 0 || dy != 0 {
+		dx = m.notch(dx, wheelLeft, wheelRight)
+		dy = m.notch(dy, wheelUp, wheelDown)
+	}
+	return m.s.sync()
+}
+
+func notches(ticks float64) int {
+	n := int(math.Round(ticks))
+	switch {
+	case n == 0 && ticks > 0:
+		return 1
+	case n == 0 && ticks < 0:
+		return -1
+	}
+	return n
+}
+
+func (m *mouse) notch(left int, back, forth byte) int {
+	b := forth
+	switch {
+	case left == 0:
+		return 0
+	case left < 0:
+		b = back
+	}
+	m.button(b, true)
+	m.button(b, false)
+	if left < 0 {
+		return left + 1
+	}
+	return left - 1
+}
+
+// drag presses at the path's start, follows it through interpolated points,
+// and releases at its end.
+func (m *mouse) drag(ctx context.Context, a computer.Action) error {
+	b := buttonCodes[a.Button]
+	m.move(a.Path[0])
+	m.button(b, true)
+	if err := m.settle(ctx, dragDwell); err != nil {
+		return err
+	}
+	for _, p := range interpolate(a.Path) {
+		m.move(p)
+		if err := m.settle(ctx, dragPace); err != nil {
+			return err
+		}
+	}
+	if err := m.settle(ctx, dragDwell); err != nil {
+		return err
+	}
+	m.button(b, false)
+	return m.s.sync()
+}
+
+func (m *mouse) settle(ctx context.Context, d time.Duration) error {
+	if err := m.s.sync(); err != nil {
+		return err
+	}
+	return sleep(ctx, d)
+}
+
+// interpolate returns the points of a drag after its first: the given ones,
+// and between them ones at most dragStep apart, within the limits above.
+func interpolate(path []computer.Point) []computer.Point {
+	length := 0.0
+	for i := 1; i < len(path); i++ {
+		length += distance(path[i-1], path[i])
+	}
+	total := min(max(length/dragStep, minDragSteps), maxDragSteps)
+	var out []computer.Point
+	for i := 1; i < len(path); i++ {
+		from, to := path[i-1], path[i]
+		n := 1
+		if length > 0 {
+			n = max(1, int(math.Ceil(total*distance(from, to)/length)))
+		}
+		for k := 1; k <= n; k++ {
+			at := computer.Point{X: from.X + (to.X-from.X)*k/n, Y: from.Y + (to.Y-from.Y)*k/n}
+			if len(out) == 0 || out[len(out)-1] != at || k == n {
+				out = append(out, at)
+			}
+		}
+	}
+	return out
+}
+
+func distance(a, b computer.Point) float64 {
+	return math.Hypot(float64(a.X-b.X), float64(a.Y-b.Y))
+}
+
+// moveTo moves the pointer and returns once the server has it there.
+func (m *mouse) moveTo(to computer.Point) error {
+	m.move(to)
+	at, err := m.s.Cursor()
+	if err == nil && at != to {
+		return fmt.Errorf("the pointer is at %d,%d, not at %d,%d: a program holds it", at.X, at.Y, to.X, to.Y)
+	}
+	return err
+}
