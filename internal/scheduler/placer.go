@@ -114,7 +114,7 @@ func (t *term) place(ctx context.Context, c choice) {
 	ctx, span := t.tracer.Start(withTraceparent(ctx, c.rec.Traceparent), "sandbox.place", trace.WithAttributes(
 		attribute.String("berth.vm", c.rec.VMID), attribute.String("berth.server", c.decision.Server)))
 	defer span.End()
-	_, err := t.alone(ctx, c.rec.VMID, func() (time.Duration, error) { return 0, t.commit(ctx, c) })
+	err := t.alone(ctx, c.rec.VMID, func() error { return t.commit(ctx, c) })
 	t.mu.Lock()
 	if s := t.servers[c.decision.Server]; s != nil {
 		delete(s.assumed, c.rec.VMID)

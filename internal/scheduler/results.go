@@ -66,7 +66,7 @@ func (t *term) killed(ctx context.Context, path events.ResultPath, f events.Fini
 	t.mu.Unlock()
 	if present {
 		how := ending(events.EventKilled, events.CodeKilled, fmt.Sprintf("killed by command %s of %s", f.CommandID, f.Source))
-		if _, err := t.alone(ctx, path.VM, func() (time.Duration, error) { return 0, t.end(ctx, path.VM, how) }); err != nil {
+		if err := t.alone(ctx, path.VM, func() error { return t.end(ctx, path.VM, how) }); err != nil {
 			return err
 		}
 	}

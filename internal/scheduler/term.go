@@ -46,13 +46,15 @@ type term struct {
 }
 
 func newTerm(s *Scheduler, epoch uint64) *term {
-	return &term{
+	t := &term{
 		Scheduler: s, epoch: epoch, queue: newWorkqueue(),
 		vms: map[string]*vmState{}, servers: map[string]*serverState{}, early: map[string]kv.Heartbeat{},
 		fleet: placement.NewFleet(), waiting: newWaitingList(), quotas: newQuotas(),
 		wakeup: make(chan struct{}, 1), tending: newWorkqueue(),
 		unsaid: map[uint64]bool{},
 	}
+	t.moving.again = t.queue.add
+	return t
 }
 
 // run schedules until ctx ends (the lease is lost or the process stops).
@@ -135,7 +137,13 @@ func (t *term) stepper(ctx context.Context) error {
 		if !ok {
 			return nil
 		}
-		again, err := t.alone(ctx, vm, func() (time.Duration, error) { return t.step(ctx, vm) })
+		unlock, ok := t.moving.try(vm)
+		if !ok {
+			t.queue.done(vm) // it comes again once its mover has let go
+			continue
+		}
+		again, err := t.step(ctx, vm)
+		unlock()
 		if err != nil && ctx.Err() == nil {
 			t.log.Warn("step; trying again", "vm", vm, "err", err)
 			again = time.Second
@@ -148,10 +156,10 @@ func (t *term) stepper(ctx context.Context) error {
 }
 
 // alone runs f while nothing else moves the sandbox.
-func (t *term) alone(ctx context.Context, vm string, f func() (time.Duration, error)) (time.Duration, error) {
+func (t *term) alone(ctx context.Context, vm string, f func() error) error {
 	unlock, err := t.moving.lock(ctx, vm)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer unlock()
 	return f()

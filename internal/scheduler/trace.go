@@ -2,7 +2,6 @@ package scheduler
 
 import (
 	"context"
-	"sync"
 
 	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/attribute"
@@ -32,22 +31,4 @@ func traceparentOf(ctx context.Context) string {
 
 func eventAttr(name string) metric.MeasurementOption {
 	return metric.WithAttributes(attribute.String("event", name))
-}
-
-// forget drops a key that nobody will lock again.
-func (k *keyedMutex) forget(key string) { k.locks.Delete(key) }
-
-// keyedMutex is one lock per key. It is made of channels, since a holder may
-// wait for time and a mutex would then stand still in a synctest bubble.
-type keyedMutex struct{ locks sync.Map }
-
-func (k *keyedMutex) lock(ctx context.Context, key string) (unlock func(), err error) {
-	v, _ := k.locks.LoadOrStore(key, make(chan struct{}, 1))
-	held := v.(chan struct{})
-	select {
-	case held <- struct{}{}:
-		return func() { <-held }, nil
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
 }

@@ -1,0 +1,124 @@
+// Command bench measures what Berth costs beside the least that any program
+// could pay for the same durable work. Each line it prints is one JSON object:
+// a figure, and the floor that was measured in the same run on the same
+// server. Compare ratios; machines are shared and noisy.
+//
+//	go run ./internal/bench [-run REGEXP] [-seconds N]
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"regexp"
+	"runtime/pprof"
+	"slices"
+	"time"
+)
+
+// figure is one line of output. Times are microseconds. Ratio is this figure's
+// rate over the floor's where both have one, else the floor's p50 over this
+// one's: 1 is as good as the floor, and more is better.
+type figure struct {
+	Name           string  `json:"name"`
+	N              int     `json:"n"`
+	PerSecond      float64 `json:"perSecond"`
+	P50us          float64 `json:"p50us"`
+	P99us          float64 `json:"p99us"`
+	FloorName      string  `json:"floorName,omitempty"`
+	FloorP50us     float64 `json:"floorP50us,omitempty"`
+	FloorP99us     float64 `json:"floorP99us,omitempty"`
+	FloorPerSecond float64 `json:"floorPerSecond,omitempty"`
+	Ratio          float64 `json:"ratio,omitempty"`
+}
+
+// sample is a set of measured durations and the time that they took together.
+type sample struct {
+	each []time.Duration
+	all  time.Duration
+}
+
+func (s sample) percentile(p float64) float64 {
+	if len(s.each) == 0 {
+		return 0
+	}
+	sorted := slices.Clone(s.each)
+	slices.Sort(sorted)
+	i := min(int(p*float64(len(sorted))), len(sorted)-1)
+	return float64(sorted[i].Nanoseconds()) / 1000
+}
+
+func (s sample) rate() float64 { return float64(len(s.each)) / s.all.Seconds() }
+
+// compare makes a figure of what was measured and its floor.
+func compare(name string, got sample, floorName string, floor sample) figure {
+	return figure{
+		Name: name, N: len(got.each), PerSecond: got.rate(), P50us: got.percentile(0.5), P99us: got.percentile(0.99),
+		FloorName: floorName, FloorP50us: floor.percentile(0.5), FloorP99us: floor.percentile(0.99), FloorPerSecond: floor.rate(),
+		Ratio: got.rate() / floor.rate(),
+	}
+}
+
+// benchmark prints its figures as it has them.
+type benchmark struct {
+	name string
+	run  func(ctx context.Context, opts options, print func(figure)) error
+}
+
+type options struct{ seconds float64 }
+
+var benchmarks = []benchmark{
+	{"placement_decision", placementDecision},
+	{"placement_durable", placementDurable},
+	{"act_roundtrip", actRoundtrip},
+}
+
+func main() {
+	run := flag.String("run", "", "only the benchmarks whose name matches this `regexp`")
+	var opts options
+	flag.Float64Var(&opts.seconds, "seconds", 2, "how long to measure each figure, about")
+	profile := flag.String("cpuprofile", "", "write a CPU profile to `file`")
+	flag.Parse()
+	if *profile != "" {
+		f, err := os.Create(*profile)
+		if err == nil {
+			err = pprof.StartCPUProfile(f)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			os.Exit(2)
+		}
+		defer pprof.StopCPUProfile()
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := measure(ctx, *run, opts); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		pprof.StopCPUProfile()
+		os.Exit(1)
+	}
+}
+
+func measure(ctx context.Context, pattern string, opts options) error {
+	want, err := regexp.Compile(pattern)
+	if err != nil {
+		return fmt.Errorf("-run: %w", err)
+	}
+	out := json.NewEncoder(os.Stdout)
+	for _, b := range benchmarks {
+		if !want.MatchString(b.name) {
+			continue
+		}
+		var printed error
+		if err := b.run(ctx, opts, func(f figure) { printed = out.Encode(f) }); err != nil {
+			return fmt.Errorf("%s: %w", b.name, err)
+		}
+		if printed != nil {
+			return printed
+		}
+	}
+	return nil
+}
