@@ -8,7 +8,7 @@ GO ?= go
 PROGRAMS := berth scheduler worker loop-runner
 SOURCES := go.mod go.sum $(shell find cmd internal -type f -not -name '*_test.go' 2>/dev/null)
 
-.PHONY: help run test dev lint fuzz generate verify build setup clean
+.PHONY: help run test dev bench lint fuzz generate verify build setup clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ dev: $(BIN)/berth ## everything in one process on an embedded NATS server, until
 # the cores.
 test: build $(BIN)/nats $(BIN)/nats-server ## every test, race detector on
 	@BERTH_BIN=$(BIN) $(GO) test -race -p 2 -timeout 6m ./...
+
+bench: ## figures beside their floors, as JSON lines
+	@$(GO) run ./internal/bench
 
 lint: $(BIN)/golangci-lint ## golangci-lint as .golangci.yml says
 	@$(BIN)/golangci-lint run ./...

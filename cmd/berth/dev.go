@@ -93,6 +93,7 @@ func (c *call) withTelemetry(ctx context.Context, level slog.Level, fn func(*tel
 	if err != nil {
 		return err
 	}
+	program.Forget()
 	defer flush(ctx, tel)
 	return fn(tel)
 }

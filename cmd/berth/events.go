@@ -77,8 +77,12 @@ func eventsCommand() *command {
 				}
 				return nil
 			}
-			return cl.follow(ctx, bus.Events, jetstream.OrderedConsumerConfig{FilterSubjects: []string{filter}, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: next},
+			err = cl.follow(ctx, bus.Events, jetstream.OrderedConsumerConfig{FilterSubjects: []string{filter}, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: next},
 				func(m stored) (bool, error) { return true, c.showEvent(m) })
+			if ctx.Err() != nil {
+				return stopped(ctx) // Ctrl-C is how it ends
+			}
+			return err
 		}}
 }
 

@@ -136,6 +136,7 @@ func (cmd *command) invoke(ctx context.Context, args []string, stdout, stderr io
 	var usage *usageError
 	var input *inputError
 	var exit exitError
+	var asked program.Stopped
 	switch {
 	case err == nil:
 		return program.ExitOK
@@ -147,7 +148,7 @@ func (cmd *command) invoke(ctx context.Context, args []string, stdout, stderr io
 	case errors.As(err, &input):
 		fmt.Fprintf(stderr, "berth %s: %v\n", cmd.name, err)
 		return program.ExitUsage
-	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+	case ctx.Err() != nil && (errors.As(err, &asked) || errors.Is(err, context.Canceled)):
 		return exitInterrupted
 	default:
 		fmt.Fprintf(stderr, "berth %s: %v\n", cmd.name, err)

@@ -39,7 +39,8 @@ func runCommand() *command {
 		detail: `Without --server and NATS_URL it starts the whole stack inside itself and ends it again.
 A script is a JSON file of actions and checks, see examples/; where it says {{demo}},
 the demo application is started and its URL put in. Pictures and loop.json (the whole
-journal, with timings) go to out/LOOP/.
+journal, with timings) go to out/LOOP/. With --json it prints the journal's entries instead
+of the progress, one a line.
 
 Exit codes: 0 the loop succeeded, 1 it failed (the output says which step and why),
 2 bad usage or input, 130 it was stopped by Ctrl-C.`,
@@ -63,7 +64,7 @@ Exit codes: 0 the loop succeeded, 1 it failed (the output says which step and wh
 			if err != nil {
 				return err
 			}
-			r := &runner{call: c, o: o, term: terminal(c.stdout), stopDemo: func() {}}
+			r := &runner{call: c, o: o, term: !c.json && terminal(c.stdout), stopDemo: func() {}}
 			defer func() { r.stopDemo() }()
 			// The script is checked before anything is started.
 			if err := r.load(ctx); err != nil {
@@ -182,6 +183,9 @@ func (r *runner) load(ctx context.Context) error {
 }
 
 func (r *runner) say(format string, args ...any) {
+	if r.json {
+		return
+	}
 	r.clearBar()
 	fmt.Fprintf(r.stdout, format+"\n", args...)
 	r.drawBar()
@@ -230,7 +234,7 @@ func (r *runner) run(ctx context.Context, cl *client) error {
 	case err != nil:
 		return err
 	case rejected != nil:
-		fmt.Fprintf(r.stdout, "rejected: %s: %s\n", rejected.Code, clip(rejected.Message, 500))
+		fmt.Fprintf(r.stderr, "berth run: rejected: %s: %s\n", rejected.Code, clip(rejected.Message, 500))
 		return exitError(program.ExitFailed)
 	}
 	r.summary(finished)
@@ -285,7 +289,13 @@ func (r *runner) follow(ctx context.Context, cl *client, req events.Request) (*e
 
 // entry takes in one entry of the journal.
 func (r *runner) entry(ctx context.Context, cl *client, e looprunner.Entry) (*events.LoopFinished, error) {
-	r.journal = append(r.journal, journalEntry{e.Sequence, e.Stored, events.LoopSubject(r.o.tenant, r.loop, e.Name), e.Name, e.Data})
+	kept := journalEntry{e.Sequence, e.Stored, events.LoopSubject(r.o.tenant, r.loop, e.Name), e.Name, e.Data}
+	r.journal = append(r.journal, kept)
+	if r.json {
+		if err := r.printLine(kept); err != nil {
+			return nil, err
+		}
+	}
 	lines, err := r.teller.tell(e)
 	if err != nil {
 		return nil, err
@@ -434,6 +444,9 @@ func (r *runner) save(f *events.LoopFinished) error {
 
 // summary says how it ended and what to look at next.
 func (r *runner) summary(f *events.LoopFinished) {
+	if r.json {
+		return
+	}
 	w := r.stdout
 	fmt.Fprintf(w, "\n%s after %d steps and %.1f s", f.Outcome, f.Steps, f.Seconds)
 	if f.Outcome != events.LoopSucceeded {

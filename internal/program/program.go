@@ -129,6 +129,7 @@ func (s Service) main(ctx context.Context) int {
 		Complain(os.Stderr, s.Name, []error{err})
 		return ExitUsage
 	}
+	Forget()
 	log := tel.Log.With("program", s.Name, "process", name)
 	err = s.run(ctx, name, log, tel)
 	flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushGrace)
@@ -282,6 +283,14 @@ func Signals(parent context.Context) (context.Context, func()) {
 		signal.Stop(ch)
 		close(done)
 		cancel(context.Canceled)
+	}
+}
+
+// Forget removes from the environment what may hold secrets and has been read,
+// so that no browser that is started later has it.
+func Forget() {
+	for _, name := range []string{"NATS_URL", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS"} {
+		_ = os.Unsetenv(name) // fails for malformed names only
 	}
 }
 
