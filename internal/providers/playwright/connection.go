@@ -49,39 +49,19 @@ type page struct {
 	placed  bool // the page's pointer is at mouse
 }
 
-// dial connects to the sandbox's browser and prepares its pages.
+// dial connects to the sandbox's browser and prepares its pages. When it is
+// given up early, what it made so far is undone in the background.
 func dial(ctx context.Context, s *sandbox, d *driver) (*connection, error) {
 	c := &connection{s: s, driver: d, gone: make(chan struct{}), changed: make(chan struct{})}
-	err := c.wait(ctx, func(ctx context.Context) (err error) {
-		if c.cdp, err = dialDevtools(ctx, s.proc.endpoint, s.work.Go); err != nil {
-			return err
+	err := c.wait(ctx, func(ctx context.Context) error {
+		err := c.build(ctx)
+		if err != nil || c.isGone() {
+			c.abandon()
 		}
-		c.clipboard = &clipboard{cdp: c.cdp}
-		c.cdp.on("Page.loadEventFired", c.onLoad)
-		if err := c.guard(ctx); err != nil {
-			return err
-		}
-		b, err := d.pw.Chromium.ConnectOverCDP(s.proc.endpoint, pw.BrowserTypeConnectOverCDPOptions{
-			Timeout:      pw.Float(float64(connectTimeout.Milliseconds())),
-			ArtifactsDir: pw.String(filepath.Join(s.dir, "downloads")),
-			IsLocal:      pw.Bool(true),
-		})
-		if err != nil {
-			return fmt.Errorf("connect to the browser: %w", err)
-		}
-		c.browser = b
-		b.OnDisconnected(func(pw.Browser) { c.end() })
-		if !b.IsConnected() {
-			c.end()
-		}
-		if len(b.Contexts()) == 0 {
-			return errors.New("the browser has no default context")
-		}
-		c.context = b.Contexts()[0]
-		return c.attach()
+		return err
 	})
 	if err != nil {
-		c.abandon()
+		c.end()
 		return nil, err
 	}
 	s.work.Go(func() {
@@ -97,8 +77,39 @@ func dial(ctx context.Context, s *sandbox, d *driver) (*connection, error) {
 	return c, nil
 }
 
-// wait runs a blocking call of the connection's making; when ctx or the
-// connection ends first, the call's end is awaited in the background.
+// build connects twice, our own way and through Playwright, and prepares the
+// pages. All its calls end with ctx, the driver or the browser.
+func (c *connection) build(ctx context.Context) (err error) {
+	if c.cdp, err = dialDevtools(ctx, c.s.proc.endpoint, c.s.work.Go); err != nil {
+		return err
+	}
+	c.clipboard = &clipboard{cdp: c.cdp}
+	c.cdp.on("Page.loadEventFired", c.onLoad)
+	if err := c.guard(ctx); err != nil {
+		return err
+	}
+	c.browser, err = c.driver.pw.Chromium.ConnectOverCDP(c.s.proc.endpoint, pw.BrowserTypeConnectOverCDPOptions{
+		Timeout:      pw.Float(float64(connectTimeout.Milliseconds())),
+		ArtifactsDir: pw.String(filepath.Join(c.s.dir, "downloads")),
+		IsLocal:      pw.Bool(true),
+	})
+	if err != nil {
+		c.browser = nil
+		return fmt.Errorf("connect to the browser: %w", err)
+	}
+	c.browser.OnDisconnected(func(pw.Browser) { c.end() })
+	if !c.browser.IsConnected() {
+		c.end()
+	}
+	if len(c.browser.Contexts()) == 0 {
+		return errors.New("the browser has no default context")
+	}
+	c.context = c.browser.Contexts()[0]
+	return c.attach()
+}
+
+// wait runs a blocking call of the connection's making; when ctx, the driver
+// or the browser ends first, nobody waits for it any more.
 func (c *connection) wait(ctx context.Context, fn func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, connectTimeout+5*time.Second, errors.New("the browser's pages do not answer"))
 	defer cancel()

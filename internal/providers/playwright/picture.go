@@ -16,33 +16,33 @@ import (
 const pictureLimit = 20 * time.Second
 
 // capture takes a picture of the active page as the browser paints it. It has
-// no effect on the page, so when ctx ends only the picture's own session is
-// closed.
+// no effect on the page, so it may be tried again: a page that closes under it
+// or changes its process at that moment gives none.
 func (s *sandbox) capture(ctx context.Context, conn *connection) ([]byte, *page, error) {
-	for {
+	for try := 0; ; try++ {
 		p, err := conn.current(ctx)
 		if err != nil {
 			return nil, nil, err
 		}
 		raw, err := s.shoot(ctx, conn, p)
-		if err == nil || ctx.Err() != nil || s.isDead() || !s.moved(conn, p) {
+		if err == nil || try == captureTries || ctx.Err() != nil || s.isDead() || conn.isGone() {
 			return raw, p, err
 		}
-		// The page closed under it: another one is active now.
+		pause := time.NewTimer(capturePause)
+		select {
+		case <-pause.C:
+		case <-p.closed:
+		case <-conn.gone:
+		case <-s.dead:
+		}
+		pause.Stop()
 	}
 }
 
-// moved reports whether p is no longer the active page, or shows so in a moment.
-func (s *sandbox) moved(conn *connection, p *page) bool {
-	select {
-	case <-p.closed:
-		return !conn.isGone() && !s.isDead()
-	case <-conn.gone:
-	case <-s.dead:
-	case <-time.After(settle):
-	}
-	return false
-}
+const (
+	captureTries = 20
+	capturePause = 50 * time.Millisecond
+)
 
 // shoot takes the picture of one page, with exactly the display's pixels.
 func (s *sandbox) shoot(ctx context.Context, conn *connection, p *page) ([]byte, error) {
@@ -110,15 +110,12 @@ func (p *Provider) Observe(ctx context.Context, vm string) (providers.View, erro
 	}
 	limited, cancel := context.WithTimeoutCause(ctx, pictureLimit, errNoPicture)
 	defer cancel()
-	view, err := s.observe(limited)
+	r := &run{sandbox: s}
+	view, err := r.observe(limited)
 	if err == nil {
 		return view, nil
 	}
-	var conn *connection
-	if conn, _ = s.link(limited); conn == nil {
-		conn = &connection{}
-	}
-	fault, err := (&run{sandbox: s, conn: conn}).explain(limited, err)
+	fault, err := r.explain(limited, err)
 	if fault != nil {
 		err = fmt.Errorf("%w: %w", fault, providers.ErrUnavailable)
 	}
@@ -127,23 +124,22 @@ func (p *Provider) Observe(ctx context.Context, vm string) (providers.View, erro
 
 var errNoPicture = fmt.Errorf("the page gave no picture in %s: %w", pictureLimit, providers.ErrTimeout)
 
-func (s *sandbox) observe(ctx context.Context) (providers.View, error) {
-	conn, err := s.link(ctx)
-	if err != nil {
+func (r *run) observe(ctx context.Context) (_ providers.View, err error) {
+	if r.conn, err = r.link(ctx); err != nil {
 		return providers.View{}, err
 	}
-	raw, shown, err := s.capture(ctx, conn)
+	raw, shown, err := r.capture(ctx, r.conn)
 	if err != nil {
 		return providers.View{}, err
 	}
 	taken := time.Now().UTC()
-	pages, err := s.describePages(ctx, conn, shown)
+	pages, err := r.conn.describePages(ctx, shown)
 	if err != nil {
 		return providers.View{}, err
 	}
-	s.mu.Lock()
-	cursor := s.cursor
-	s.mu.Unlock()
+	r.mu.Lock()
+	cursor := r.cursor
+	r.mu.Unlock()
 	if raw, err = withPointer(raw, cursor); err != nil {
 		return providers.View{}, fmt.Errorf("%w: %w", err, providers.ErrUnavailable)
 	}
@@ -153,22 +149,22 @@ func (s *sandbox) observe(ctx context.Context) (providers.View, error) {
 			o.URL, o.Title = page.URL, page.Title
 		}
 	}
-	s.mu.Lock()
-	o.Dialogs, o.Downloads = s.dialogs, s.downloads
-	s.dialogs, s.downloads = nil, nil
-	s.mu.Unlock()
+	r.mu.Lock()
+	o.Dialogs, o.Downloads = r.dialogs, r.downloads
+	r.dialogs, r.downloads = nil, nil
+	r.mu.Unlock()
 	return providers.View{PNG: raw, Observation: o}, nil
 }
 
 // describePages asks the browser's process for the pages' addresses and titles.
-func (s *sandbox) describePages(ctx context.Context, conn *connection, shown *page) ([]computer.Page, error) {
+func (c *connection) describePages(ctx context.Context, shown *page) ([]computer.Page, error) {
 	var targets struct {
 		TargetInfos []struct{ TargetID, Title, URL string }
 	}
-	if err := conn.cdp.call(ctx, "", "Target.getTargets", nil, &targets); err != nil {
+	if err := c.cdp.call(ctx, "", "Target.getTargets", nil, &targets); err != nil {
 		return nil, err
 	}
-	pages, _ := conn.all()
+	pages, _ := c.all()
 	var out []computer.Page
 	for _, p := range pages {
 		select {
