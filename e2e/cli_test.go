@@ -19,10 +19,15 @@ type dev struct {
 	dir       string // its temporary directory
 }
 
-func startDev(t *testing.T, args ...string) *dev {
+func startDev(t *testing.T) *dev {
+	t.Helper()
+	return startDevWith(t, nil)
+}
+
+func startDevWith(t *testing.T, env []string, args ...string) *dev {
 	t.Helper()
 	dir := t.TempDir()
-	d := &dev{dir: dir, process: start(t, program("berth"), []string{"TMPDIR=" + dir}, append([]string{"dev", "--nats-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"}, args...)...)}
+	d := &dev{dir: dir, process: start(t, program("berth"), append(env, "TMPDIR="+dir), append([]string{"dev", "--nats-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"}, args...)...)}
 	d.until(60*time.Second, false, "ready")
 	d.url, d.demo = d.line("NATS "), d.line("demo app ")
 	return d
@@ -84,6 +89,7 @@ func (d *dev) title(t *testing.T, session, part string) string {
 // The bus is the product's face: all of it with the stock nats CLI, against
 // `berth dev` and a real browser.
 func TestEverythingWithTheNATSCLI(t *testing.T) {
+	t.Parallel()
 	d := startDev(t)
 
 	// What happens is heard live …
@@ -202,6 +208,7 @@ func TestEverythingWithTheNATSCLI(t *testing.T) {
 
 // SIGTERM ends `berth dev` with 0, its temporary data and every browser.
 func TestDevLeavesNothing(t *testing.T) {
+	t.Parallel()
 	d := startDev(t)
 	d.cli(t, "pub", "request.default.sandbox.create", `{"specversion":"1.0","id":"c1","source":"/e2e","type":"berth.sandbox.create.v1","data":{"vmId":"left"}}`)
 	d.ready(t, "left")
@@ -224,6 +231,7 @@ func TestDevLeavesNothing(t *testing.T) {
 
 // So it is when it is killed: the browsers do not outlive it.
 func TestDevKilledLeavesNoBrowser(t *testing.T) {
+	t.Parallel()
 	d := startDev(t)
 	d.cli(t, "pub", "request.default.sandbox.create", `{"specversion":"1.0","id":"c1","source":"/e2e","type":"berth.sandbox.create.v1","data":{"vmId":"left"}}`)
 	d.ready(t, "left")
@@ -255,6 +263,7 @@ func processesWith(t *testing.T, dir string) int {
 
 // A port that somebody has is named, before anything else is started.
 func TestDevOnATakenPort(t *testing.T) {
+	t.Parallel()
 	d := startDev(t)
 	out, code := berth(t, "dev", "--nats-addr", strings.TrimPrefix(d.url, "nats://"))
 	if code != 1 || !strings.Contains(out, "address already in use") {

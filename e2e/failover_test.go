@@ -17,6 +17,7 @@ import (
 // One of each pair of programs is killed while a loop runs; the other finishes
 // what it held, in the same sandbox, and no act runs twice.
 func TestTheOtherOfEachPairFinishes(t *testing.T) {
+	t.Parallel()
 	f := startFleet(t)
 	script := map[string]any{"goal": "outlive a crash of everything", "sandbox": map[string]any{"vmId": "survivor"}}
 	items := []any{

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"berth/internal/events"
 )
 
 const twoServers = `SANDBOX_SERVERS_JSON=[
@@ -95,6 +97,66 @@ func (f *fleet) named(t *testing.T, name string) *process {
 	return nil
 }
 
+// seldom has the programs do what they do seldom, each of which needs grants.
+func (f *fleet) seldom(t *testing.T) {
+	t.Helper()
+	_, js := f.connect(t, "operator")
+	has := func(stream, subject string, want ...string) {
+		t.Helper()
+		s, err := js.Stream(t.Context(), stream)
+		if err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, 20*time.Second, fmt.Sprintf("%v on %s", want, subject), func() error {
+			msg, err := s.GetLastMsgForSubject(t.Context(), subject)
+			if err != nil {
+				return err
+			}
+			for _, w := range want {
+				if !strings.Contains(string(msg.Data), w) {
+					return fmt.Errorf("%s", msg.Data)
+				}
+			}
+			return nil
+		})
+	}
+	pub := func(user, subject, typ, id, data string) {
+		t.Helper()
+		cli(t, f.url(user), "--inbox-prefix", "_INBOX."+user, "pub", subject, fmt.Sprintf(`{"specversion":"1.0","id":%q,"source":"/e2e","type":%q,"data":%s}`, id, typ, data))
+	}
+	token := func(id string) string { return events.Token("/e2e", id) }
+
+	// A sandbox by and for a tenant's service, driven through requests.
+	pub("service", "request.default.sandbox.create", "berth.sandbox.create.v1", "g1", `{"vmId":"granted","idleTimeoutSeconds":600}`)
+	has("EVENTS", "event.default.granted.ready", `"vmId":"granted"`)
+	pub("service", "request.default.sandbox.act", "berth.command.act.v1", "g2", `{"vmId":"granted","actions":[{"type":"screenshot"}],"observe":true}`)
+	has("EVENTS", "event.default.granted.finished", `"commandId":"g2"`, `"outcome":"ok"`)
+	pub("service", "request.default.sandbox.extend", "berth.sandbox.extend.v1", "g3", `{"vmId":"granted","ttlSeconds":900}`)
+	has("EVENTS", "event.default.granted.extended", `"id":"g3"`)
+	pub("service", "request.default.sandbox.kill", "berth.sandbox.kill.v1", "g4", `{"vmId":"granted"}`)
+	has("EVENTS", "event.default.granted.killed", `"vmId":"granted"`)
+	// Refusals and dead letters.
+	pub("service", "request.default.sandbox.create", "berth.sandbox.create.v1", "g5", `{"vmId":"bad","ttlSecond":1}`)
+	has("EVENTS", "event.default."+events.DerivedVMID("default", "/e2e", "g5")+".rejected", `ttlSecond`)
+	pub("service", "request.default.loop.stop", "berth.loop.stop.v1", "g6", `{"loopId":"nobody"}`)
+	has("EVENTS", "event.default.nobody.rejected", `notFound`)
+	cli(t, f.url("service"), "--inbox-prefix", "_INBOX.service", "pub", "request.default.sandbox.create", "garbage")
+	has("DEADLETTER", "deadletter.REQUESTS.scheduler", "garbage")
+	cli(t, f.url("service"), "--inbox-prefix", "_INBOX.service", "pub", "request.default.loop.start", "garbage")
+	has("DEADLETTER", "deadletter.REQUESTS.loop-runner", "garbage")
+	cli(t, f.url("loop-runner"), "--inbox-prefix", "_INBOX.loop-runner", "pub", "sandbox.playwright-01.vm1.act", "garbage")
+	has("DEADLETTER", "deadletter.COMMANDS.playwright-01", "garbage")
+	// Commands that no worker is sent, or that one refuses.
+	pub("loop-runner", "sandbox.ax102-01.vm1.act", "berth.command.act.v1", "g7", `{"actions":[{"type":"cursor"}]}`)
+	has("RESULTS", "sandbox.ax102-01.vm1.result."+token("g7"), `"outcome":"rejected"`)
+	pub("loop-runner", "sandbox.playwright-01.vm1.act", "berth.command.act.v1", "g8", `{"actions":[{"type":"cursor"}]}`)
+	has("RESULTS", "sandbox.playwright-01.vm1.result."+token("g8"), `"outcome":"rejected"`)
+	// What operators ask for.
+	pub("operator", "request._.quota.set", "berth.quota.set.v1", "g9", `{"tenant":"other","sandboxes":3}`)
+	pub("operator", "request._.server.remove", "berth.server.remove.v1", "g10", `{"serverId":"playwright-01"}`)
+	has("EVENTS", "event._.playwright-01.rejected", `"id":"g10"`)
+}
+
 // noViolations fails where a grant was missing.
 func (f *fleet) noViolations(t *testing.T) {
 	t.Helper()
@@ -131,6 +193,7 @@ func endBrowsers(t *testing.T, dir string) {
 // The three services, each twice, as separate processes under the grants of
 // dev.conf do the main job; and what a user has no grant for is refused.
 func TestProcessesUnderLeastGrants(t *testing.T) {
+	t.Parallel()
 	f := startFleet(t)
 	out := mustBerth(t, "run", "--server", f.url("operator"), "--script", "../examples/main.json", "--out", t.TempDir())
 	t.Log(out)
@@ -140,6 +203,7 @@ func TestProcessesUnderLeastGrants(t *testing.T) {
 	for _, args := range [][]string{{"cordon", "playwright-02"}, {"uncordon", "playwright-02"}, {"drain", "playwright-02"}, {"uncordon", "playwright-02"}} {
 		mustBerth(t, append(args, "--server", f.url("operator"))...)
 	}
+	f.seldom(t)
 	f.noViolations(t)
 	refused := func(user, subject string) {
 		t.Helper()

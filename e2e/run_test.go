@@ -14,6 +14,7 @@ import (
 // The main job with nothing running: exit 0, progress per step, pictures and
 // the journal where it says.
 func TestRunDoesTheMainJob(t *testing.T) {
+	t.Parallel()
 	out := t.TempDir()
 	printed, code := berth(t, "run", "--script", "../examples/main.json", "--out", out)
 	if code != 0 {
@@ -56,8 +57,24 @@ func TestRunDoesTheMainJob(t *testing.T) {
 	}
 }
 
+// The other examples, at the same time on one stack.
+func TestExamples(t *testing.T) {
+	t.Parallel()
+	d := startDev(t)
+	for _, name := range []string{"form", "draganddrop"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			out, code := berth(t, "run", "--server", d.url, "--script", "../examples/"+name+".json", "--out", t.TempDir())
+			if code != 0 || !strings.Contains(out, "succeeded after") {
+				t.Errorf("exit %d:\n%s", code, out)
+			}
+		})
+	}
+}
+
 // A check that does not hold fails the run, which says where and why.
 func TestRunSaysWhatFailed(t *testing.T) {
+	t.Parallel()
 	script := filepath.Join(t.TempDir(), "wrong.json")
 	if err := os.WriteFile(script, []byte(`{"goal":"fail honestly","script":[
 		{"type":"open","target":"{{demo}}/form"},
@@ -81,6 +98,7 @@ func TestRunSaysWhatFailed(t *testing.T) {
 // Ctrl-C at a terminal goes to the whole process group: the loop is stopped
 // and its sandbox with it, the journal is saved, and no browser is left.
 func TestRunInterrupted(t *testing.T) {
+	t.Parallel()
 	dir, out := t.TempDir(), t.TempDir()
 	script := filepath.Join(dir, "long.json")
 	if err := os.WriteFile(script, []byte(`[{"type":"cursor"},{"type":"wait","seconds":1},{"type":"wait","seconds":60}]`), 0o600); err != nil {
