@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"berth/internal/computer"
 	"berth/internal/events"
 )
@@ -40,6 +42,7 @@ type Spec struct {
 	Script  json.RawMessage // the start's `script`, or nil
 	Limits  events.LoopLimits
 	Display *computer.Display // nil while unknown: a sandbox given by its id
+	NC      *nats.Conn        // the runner's connection, for models that answer on the bus; not to be closed
 }
 
 // Turn is all that a model knows. It is the same whenever it is rebuilt from

@@ -239,5 +239,5 @@ func (r *Runner) makeModel(tenant, id string, start events.LoopStart, display *c
 	if !ok {
 		return nil, events.BadInput("model.name %q is not known here; known are %s", brief(name), r.modelNames())
 	}
-	return factory(Spec{Tenant: tenant, Loop: id, Goal: start.Goal, Model: start.Model, Script: start.Script, Limits: start.Limits, Display: display})
+	return factory(Spec{Tenant: tenant, Loop: id, Goal: start.Goal, Model: start.Model, Script: start.Script, Limits: start.Limits, Display: display, NC: r.NC})
 }
