@@ -191,6 +191,39 @@ func TestFrozenAfterClaim(t *testing.T) {
 	})
 }
 
+// A worker that stands still with a kill in its hand does not kill the next life
+// of the vm when it goes on.
+func TestFrozenKill(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		f := w.fake(server1)
+		hold := make(chan struct{})
+		frozen := false
+		var p *process
+		p = w.startWith(Options{Name: "w1", Hook: func(at Point, vm string) {
+			if at == AfterClaim && frozen {
+				p.gate.set("hole")
+				<-hold
+			}
+		}})
+		fence := w.ready("a")
+		w.start("w2")
+		frozen = true
+		k := w.publishTo(server1, "a", events.Kill, events.SourceScheduler, events.KillCommandID("a", fence, 1), events.Command{Fence: &fence})
+		if r := w.await(k); r.Outcome != computer.OK {
+			t.Errorf("kill: %s", mustJSON(r))
+		}
+		w.free(server1, "a")
+		w.ready("a")
+		p.gate.set("")
+		close(hold)
+		time.Sleep(time.Minute)
+		if l := f.Lives(); len(l) != 2 || !l[1].Ended.IsZero() {
+			t.Errorf("lives: %+v", l)
+		}
+		w.once(k)
+	})
+}
+
 // A result carries its command's trace and, of a forwarded command, the tenant.
 func TestResultCarriesContext(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {

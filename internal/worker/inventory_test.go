@@ -40,7 +40,9 @@ func TestOrphansAreReaped(t *testing.T) {
 		// An allocation that comes back in time saves it.
 		s := w.record(server1)
 		w.free(server1, "keep")
-		time.Sleep(4 * time.Second)
+		w.ready("x") // each change is looked at
+		w.ready("y")
+		time.Sleep(3 * time.Second)
 		w.edit(server1, func(r *kv.Server) { r.Allocs["keep"] = s.Allocs["keep"] })
 		time.Sleep(30 * time.Second)
 		if !alive("keep") {
@@ -114,6 +116,30 @@ func TestGoneIsReported(t *testing.T) {
 		w.until("both are reported", 5*time.Second, func() bool { return len(gone()) == 2 })
 		if h, _ := w.beat(server1); h.BootID == before.BootID || h.Running != 0 {
 			t.Errorf("heartbeat: %s", mustJSON(h))
+		}
+	})
+}
+
+// A sandbox that was killed is not lost, although its allocation still stands:
+// neither for the worker that killed it nor for a successor.
+func TestKilledIsNotGone(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		one := w.start("w1")
+		fence := w.ready("a")
+		w.editVM("a", func(p *kv.Placement) { p.Ending = &kv.Ending{Outcome: "killed", Attempt: 1} })
+		w.await(w.publishTo(server1, "a", events.Kill, events.SourceScheduler, events.KillCommandID("a", fence, 1), events.Command{Fence: &fence}))
+		for _, next := range []string{"w2", ""} {
+			for range 100 {
+				if h, _ := w.beat(server1); len(h.Gone) > 0 {
+					t.Fatalf("gone: %s", mustJSON(h))
+				}
+				time.Sleep(200 * time.Millisecond)
+			}
+			if next != "" {
+				w.start(next)
+				one.drain()
+				w.holds(next)
+			}
 		}
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"berth/internal/bus"
 	"berth/internal/computer"
@@ -77,14 +78,24 @@ func TestRedeliveryRunsOnce(t *testing.T) {
 			}
 		}},
 		{"stolen", func(w *world) {
+			// Two that pull take turns: it gets some of what comes next.
 			c, err := w.js.Consumer(context.Background(), bus.Commands, server1)
 			if err != nil {
 				w.Error(err)
 				return
 			}
-			if _, err := c.FetchNoWait(2); err != nil {
+			batch, err := c.Fetch(2, jetstream.FetchMaxWait(20*time.Second))
+			if err != nil {
 				w.Error(err)
+				return
 			}
+			go func() {
+				n := 0
+				for range batch.Messages() {
+					n++
+				}
+				w.stolen.Add(int64(n))
+			}()
 		}},
 		{"reconnect", func(w *world) {
 			w.workers[0].gate.set("cut")
@@ -116,6 +127,10 @@ func TestRedeliveryRunsOnce(t *testing.T) {
 					t.Errorf("ran %v\nwant %v", got, want)
 				}
 				w.until("all is acknowledged", 2*time.Minute, func() bool { return w.unfinished() == 0 })
+				time.Sleep(30 * time.Second)
+				if disturb.name == "stolen" && w.stolen.Load() == 0 {
+					t.Error("nothing was stolen: this tests nothing")
+				}
 			})
 		})
 	}

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -45,7 +46,8 @@ type world struct {
 	workers    []*process
 	fence      uint64
 
-	reconnected bool // some connection was broken in this world
+	reconnected bool         // some connection was broken in this world
+	stolen      atomic.Int64 // messages that another client took from a consumer
 }
 
 // bubble runs fn in virtual time with an own bus, and ends what fn leaves.
