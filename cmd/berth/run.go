@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -98,7 +99,9 @@ func (c *call) checkRun(o *runOptions) error {
 		if _, ok := thinkers.All()[o.model]; !ok {
 			return badUsage("--model: this build has no model %q; it has %s", o.model, strings.Join(thinkers.Names(), ", "))
 		}
-		return badUsage("--model %s follows a script and needs --script FILE; it cannot reach a goal by thought", o.model)
+		if o.model == script.Name {
+			return badUsage("--model %s follows a script and needs --script FILE; it cannot reach a goal by thought", o.model)
+		}
 	}
 	if o.role != "" {
 		if err := events.CheckID("--role", o.role); err != nil {
@@ -162,6 +165,10 @@ type savedFrame struct {
 
 // load reads the script and starts the demo application if it needs it.
 func (r *runner) load(ctx context.Context) error {
+	if r.o.script == "" {
+		r.file = &scriptFile{Goal: r.o.goal}
+		return nil
+	}
 	file, err := readScript(r.o.script, func() (string, error) {
 		serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 		url, wait, err := demoapp.Serve(serving, "")
@@ -201,7 +208,11 @@ func (r *runner) run(ctx context.Context, cl *client) error {
 	r.seen = map[string]bool{}
 	r.total = len(r.file.items)
 	r.began = time.Now()
-	start := events.LoopStart{LoopID: r.loop, Goal: r.file.Goal, Model: json.RawMessage(`{"name":"` + script.Name + `"}`),
+	model, err := json.Marshal(map[string]string{"name": cmp.Or(r.o.model, script.Name)})
+	if err != nil {
+		return err
+	}
+	start := events.LoopStart{LoopID: r.loop, Goal: r.file.Goal, Model: model,
 		Script: r.file.Script, Sandbox: r.file.Sandbox, Limits: r.file.Limits, Keep: r.o.keep && !r.local}
 	if start.Sandbox == nil {
 		start.Sandbox = &events.SandboxCreate{}
