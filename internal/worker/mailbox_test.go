@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -302,6 +303,51 @@ func TestBacklogIsBounded(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Only what came since the consumer was read counts for the backlog; a lane
+// runs in order and takes nothing twice.
+func TestLanes(t *testing.T) {
+	var ran, busy []uint64
+	var mu sync.Mutex
+	begin := make(chan struct{})
+	l := newLanes(2, func(_ context.Context, it *item) {
+		<-begin
+		mu.Lock()
+		defer mu.Unlock()
+		if it.busy {
+			busy = append(busy, it.seq)
+		} else {
+			ran = append(ran, it.seq)
+		}
+	})
+	put := func(seq uint64, fresh bool) bool { return l.put(t.Context(), "a", &item{seq: seq, fresh: fresh}) }
+	for seq := range uint64(100) {
+		if !put(seq+1, false) {
+			t.Errorf("%d was not taken", seq+1)
+		}
+	}
+	for seq := uint64(101); seq <= 104; seq++ {
+		put(seq, true)
+	}
+	if !put(50, false) || !put(104, true) {
+		t.Error("what is held was taken for handled")
+	}
+	if n := len(l.held); n != 104 {
+		t.Errorf("%d held", n)
+	}
+	close(begin)
+	l.wg.Wait()
+	if !slices.IsSorted(ran) || len(ran) != 102 || !slices.Equal(busy, []uint64{103, 104}) {
+		t.Errorf("ran %v, busy %v", ran, busy)
+	}
+	if len(l.boxes) != 0 || len(l.held) != 0 {
+		t.Errorf("left: %v, %v", l.boxes, l.held)
+	}
+	l.stop()
+	if put(200, true); len(l.boxes) != 0 {
+		t.Error("taken after the stop")
+	}
 }
 
 // What was admitted by a worker that died is not busy for its successor,
