@@ -427,7 +427,7 @@ func (c *connection) onDownload(d pw.Download) {
 		if err != nil {
 			report.Error = firstLine(err)
 		} else {
-			report.Path = path
+			report.Path = filepath.Join("downloads", filepath.Base(path)) // as the sandbox sees it
 		}
 		c.s.mu.Lock()
 		c.s.downloads = capped(append(c.s.downloads, report))

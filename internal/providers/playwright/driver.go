@@ -2,11 +2,13 @@ package playwright
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -44,7 +46,39 @@ func locateNode() error {
 	if n, err := strconv.Atoi(major); err != nil || n < minNode {
 		return fmt.Errorf("%s is version %s; Playwright's driver needs %d or newer", path, strings.TrimSpace(string(out)), minNode)
 	}
-	return os.Setenv(nodeVariable, path)
+	return os.Setenv(nodeVariable, ownSession(path))
+}
+
+// ownSession returns a program that runs node in a session of its own, so that
+// an interrupt from the terminal does not end the driver before the worker has
+// drained; or node itself where that cannot be arranged. The driver ends with
+// its standard input, so it does not outlive us.
+func ownSession(node string) string {
+	setsid, err := exec.LookPath("setsid")
+	if err != nil {
+		return node
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return node
+	}
+	script := fmt.Sprintf("#!/bin/sh\nexec '%s' '%s' \"$@\"\n", setsid, node)
+	dir := filepath.Join(cache, "berth")
+	if filepath.Dir(node) == dir { // it is such a program, from a parent's environment
+		return node
+	}
+	path := filepath.Join(dir, fmt.Sprintf("node-%x", sha256.Sum256([]byte(script)))[:len(dir)+16])
+	if old, err := os.ReadFile(path); err == nil && string(old) == script {
+		return path
+	}
+	if strings.ContainsRune(setsid+node, '\'') || os.MkdirAll(dir, 0o700) != nil {
+		return node
+	}
+	fresh := fmt.Sprintf("%s.%d", path, os.Getpid())
+	if os.WriteFile(fresh, []byte(script), 0o700) != nil || os.Rename(fresh, path) != nil {
+		return node
+	}
+	return path
 }
 
 // installing serialises installations: two at once would write one directory.
@@ -70,7 +104,7 @@ func EnsureDriver(ctx context.Context, progress io.Writer) error {
 			return
 		}
 		fmt.Fprintln(progress, "installing Playwright's driver from the npm registry")
-		err := pw.Install(&pw.RunOptions{SkipInstallBrowsers: true, Stdout: progress, Stderr: os.Stderr})
+		err := pw.Install(&pw.RunOptions{SkipInstallBrowsers: true, Stdout: progress})
 		if err == nil {
 			fmt.Fprintln(progress, "installed Playwright's driver")
 		}
@@ -114,7 +148,9 @@ func startDriver(ctx context.Context) (*driver, error) {
 	}
 	done := make(chan started, 1)
 	go func() {
-		run, err := pw.Run(&pw.RunOptions{SkipInstallBrowsers: true, Stderr: io.Discard})
+		// No Stderr and no Logger: playwright-go would redirect the process's own
+		// log to them.
+		run, err := pw.Run(&pw.RunOptions{SkipInstallBrowsers: true})
 		if err != nil {
 			done <- started{err: fmt.Errorf("start Playwright's driver: %w", err)}
 			return

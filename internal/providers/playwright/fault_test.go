@@ -374,6 +374,11 @@ func TestDriverDeath(t *testing.T) {
 		t.Fatal(err)
 	}
 	do(t, p, "vm", computer.Action{Type: computer.Open, Target: page.URL})
+	if d, err := p.awaitDriver(t.Context()); err != nil {
+		t.Fatal(err)
+	} else if st, err := readStat(d.pid); err != nil || st.pgrp != d.pid {
+		t.Errorf("the driver's process group is %d, %v: an interrupt from the terminal would end it", st.pgrp, err)
+	}
 	for name, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "hung": syscall.SIGSTOP} {
 		t.Run(name, func(t *testing.T) {
 			d, err := p.awaitDriver(t.Context())
@@ -437,6 +442,7 @@ func TestBrowser(t *testing.T) {
 	for name, test := range map[string]func(*testing.T, *Provider){
 		"the page crashes": testRendererCrash, "the last page closes": testLastPageCloses,
 		"debugging ports are out of reach": testDebuggingPortsAreOutOfReach, "env and dialogs": testSpecReachesTheBrowser,
+		"a browser that is frozen": testFrozenBrowser,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -473,6 +479,51 @@ func testRendererCrash(t *testing.T, p *Provider) {
 	}
 	eventually(t, "the sandbox is gone", func() bool { _, err := p.Get(t.Context(), "crash"); return errors.Is(err, providers.ErrNotFound) })
 	do(t, p, "beside", computer.Action{Type: computer.Click, X: ref(1), Y: ref(1)})
+}
+
+// A browser that answers nothing at all loses its own sandbox, and soon.
+func testFrozenBrowser(t *testing.T, p *Provider) {
+	if _, err := p.Create(t.Context(), providers.Spec{VM: "frozen", Fence: 1}); err != nil {
+		t.Fatal(err)
+	}
+	s, err := p.find("frozen")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(-s.proc.pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for what, call := range map[string]func(context.Context) error{
+		"observe": func(ctx context.Context) error { _, err := p.Observe(ctx, "frozen"); return err },
+		"clipboard": func(ctx context.Context) error {
+			_, err := p.Execute(ctx, providers.Batch{VM: "frozen", Actions: []computer.Action{{Type: computer.ClipboardRead}}})
+			return err
+		},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		started := time.Now()
+		if err := call(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %v", what, err)
+		}
+		cancel()
+		if d := time.Since(started); d > 1200*time.Millisecond {
+			t.Errorf("%s took %v", what, d)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if _, err := p.Execute(ctx, providers.Batch{VM: "frozen", Actions: []computer.Action{{Type: computer.Click, X: ref(1), Y: ref(1)}}}); !errors.Is(err, providers.ErrLost) {
+		t.Errorf("click: %v", err)
+	}
+	if _, err := p.Get(t.Context(), "frozen"); !errors.Is(err, providers.ErrNotFound) {
+		t.Errorf("Get: %v", err)
+	}
+	if err := p.Kill(t.Context(), "frozen"); err != nil { // waits for its end
+		t.Error(err)
+	}
+	if _, err := os.Stat(s.dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its profile: %v", err)
+	}
 }
 
 // The last page's close opens a blank one.

@@ -212,11 +212,15 @@ func (p *Provider) Close() error {
 	for _, s := range doomed {
 		s.bury(errKilled)
 	}
-	p.work.wait() // the supervisor stops the driver, which ends every call in flight
+	if !p.work.wait(time.Minute) { // the supervisor stops the driver, which ends every call in flight
+		p.log.Error("the provider's own work does not end")
+	}
 	for _, b := range p.slots() {
 		<-b.done
 		if b.sandbox != nil && !b.sandbox.isDead() {
-			b.sandbox.work.wait()
+			if !b.sandbox.work.wait(callsEndWithin) {
+				p.log.Error("calls hang without a driver", "vm", b.sandbox.vm())
+			}
 			b.sandbox.proc.unwatch()
 		}
 	}

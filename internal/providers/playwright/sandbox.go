@@ -21,6 +21,9 @@ const (
 	// reconnectWithin bounds how long a sandbox may be without a connection to
 	// its living browser before it counts as lost.
 	reconnectWithin = 60 * time.Second
+	// callsEndWithin bounds the wait for calls whose browser or driver is gone.
+	// They end at once, unless Playwright forgets one.
+	callsEndWithin = 5 * time.Second
 	// settle is how long a failed call waits to learn what made it fail.
 	settle = 500 * time.Millisecond
 )
@@ -90,7 +93,9 @@ func (s *sandbox) bury(why error) {
 			s.p.log.Error("browser does not end", "vm", vm, "pid", s.proc.pid, "error", err)
 		}
 		s.proc.unwatch()
-		s.work.wait()
+		if !s.work.wait(callsEndWithin) {
+			s.p.log.Error("calls hang in a browser that is gone", "vm", vm)
+		}
 		if err := removeAll(s.dir); err != nil {
 			s.p.log.Error("profile stays", "vm", vm, "error", err)
 		}

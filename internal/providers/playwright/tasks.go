@@ -1,6 +1,9 @@
 package playwright
 
-import "sync"
+import (
+	"sync"
+	"time"
+)
 
 // tasks counts goroutines so that an end can wait for them. Unlike a
 // sync.WaitGroup it may be asked for a new one at any time: after wait has
@@ -36,8 +39,9 @@ func (t *tasks) finish() {
 	}
 }
 
-// wait refuses new goroutines and returns when the last one has ended.
-func (t *tasks) wait() {
+// wait refuses new goroutines and returns when the last one has ended: true, or
+// false when that takes longer than limit.
+func (t *tasks) wait(limit time.Duration) bool {
 	t.mu.Lock()
 	if !t.closed {
 		t.closed = true
@@ -47,5 +51,12 @@ func (t *tasks) wait() {
 		}
 	}
 	t.mu.Unlock()
-	<-t.idle
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-t.idle:
+		return true
+	case <-timer.C:
+		return false
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"image"
 	"image/png"
+	"maps"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -65,13 +66,11 @@ func Exercise(t *testing.T, newProvider func(t *testing.T) providers.Provider, o
 	t.Run("contract", func(t *testing.T) {
 		tests := map[string]func(*testing.T){
 			"info and health": s.infoAndHealth, "lifecycle": s.lifecycle, "create": s.create, "kill": s.kill, "not found": s.notFound,
-			"refusals": s.refusals, "fences": s.fences, "recall": s.recall, "results": s.results, "cancel": s.cancel,
-			"concurrency": s.concurrency, "crash": s.crash, "full": s.full,
+			"basics": s.together(map[string]func(*testing.T, *box){"refusals": s.refusals, "fences": s.fences, "recall": s.recall, "results": s.results}),
+			"cancel": s.cancel, "concurrency": s.concurrency, "crash": s.crash, "full": s.full,
 		}
 		if !opts.NoPages {
-			for name, test := range s.pageTests() {
-				tests[name] = test
-			}
+			maps.Copy(tests, s.pageTests())
 		}
 		for name, test := range tests {
 			t.Run(name, func(t *testing.T) {
@@ -85,6 +84,17 @@ func Exercise(t *testing.T, newProvider func(t *testing.T) providers.Provider, o
 			t.Errorf("List: %v, %v", list, err)
 		}
 	})
+}
+
+// together runs tests one after the other in one sandbox, which costs less
+// than one for each.
+func (s *suite) together(tests map[string]func(*testing.T, *box)) func(*testing.T) {
+	return func(t *testing.T) {
+		b := s.sandbox(t)
+		for name, test := range tests {
+			t.Run(name, func(t *testing.T) { test(t, b) })
+		}
+	}
 }
 
 func (s *suite) has(capability string) bool { return slices.Contains(s.info.Capabilities, capability) }

@@ -19,8 +19,7 @@ var namedKeys = []string{
 	"a", "Z", "7", " ", "+", "?", "ñ", "€", "美",
 }
 
-func (s *suite) keyboard(t *testing.T) {
-	b := s.sandbox(t)
+func (s *suite) keyboard(t *testing.T, b *box) {
 	page := b.opened(t)
 	b.do(t, at(computer.Click, 100, 300))
 	t.Run("every key has its name", func(t *testing.T) {
@@ -83,8 +82,7 @@ func (s *suite) keyboard(t *testing.T) {
 
 // Any Unicode text arrives exactly: S2, bytebot#132, bytebot#137; upper case
 // too: S8, docker-baseimage-selkies#183.
-func (s *suite) typing(t *testing.T) {
-	b := s.sandbox(t)
+func (s *suite) typing(t *testing.T, b *box) {
 	for name, typed := range map[string]string{
 		"S2 any script":  "ñandú 美 Ελλάς עברית हिन्दी",
 		"S2 emoji":       "🎉 👩‍👩‍👧 é é",
@@ -115,8 +113,7 @@ func (s *suite) typing(t *testing.T) {
 
 // editing: the usual shortcuts do what they do for a person, and the clipboard
 // actions use the same clipboard.
-func (s *suite) editing(t *testing.T) {
-	b := s.sandbox(t)
+func (s *suite) editing(t *testing.T, b *box) {
 	page := b.opened(t)
 	value := func(want string) {
 		t.Helper()
@@ -161,8 +158,7 @@ func (s *suite) editing(t *testing.T) {
 func jsonText(s string) string { return string(mustJSON(s)) }
 
 // Whatever is pressed is released on every way out: S3, xdotool#43.
-func (s *suite) release(t *testing.T) {
-	b := s.sandbox(t)
+func (s *suite) release(t *testing.T, b *box) {
 	page := b.opened(t)
 	t.Run("S3 when ctx ends", func(t *testing.T) {
 		ctx, cancel := contextWithCancel(t)

@@ -182,8 +182,7 @@ func (s *suite) notFound(t *testing.T) {
 }
 
 // refusals: what a server does not declare it refuses, and nothing runs.
-func (s *suite) refusals(t *testing.T) {
-	b := s.sandbox(t)
+func (s *suite) refusals(t *testing.T, b *box) {
 	ctx := t.Context()
 	page := b.opened(t)
 	refused := func(what string, want error, actions ...computer.Action) {
@@ -233,11 +232,10 @@ func (s *suite) refusals(t *testing.T) {
 }
 
 // fences: a command never reaches another placement than the one it names.
-func (s *suite) fences(t *testing.T) {
+func (s *suite) fences(t *testing.T, b *box) {
 	if !s.opts.ChecksFences {
 		return
 	}
-	b := s.sandbox(t)
 	batch := providers.Batch{VM: b.vm, Actions: []computer.Action{at(computer.Move, 5, 5)}}
 	batch.Fence = b.fence - 1
 	_, err := s.p.Execute(t.Context(), batch)
@@ -251,8 +249,7 @@ func (s *suite) fences(t *testing.T) {
 	}
 }
 
-func (s *suite) recall(t *testing.T) {
-	b := s.sandbox(t)
+func (s *suite) recall(t *testing.T, b *box) {
 	key := newVM()
 	_, err := s.p.Recall(t.Context(), b.vm, key)
 	if !s.opts.Recalls {
@@ -275,8 +272,7 @@ func (s *suite) recall(t *testing.T) {
 }
 
 // results: every action answers what the vocabulary says.
-func (s *suite) results(t *testing.T) {
-	b := s.sandbox(t)
+func (s *suite) results(t *testing.T, b *box) {
 	zoom := computer.Action{Type: computer.Zoom, Region: &computer.Rect{X: 0, Y: 0, Width: 200, Height: 100}}
 	rs := b.do(t, at(computer.Move, 0, 0), act(computer.Cursor), act(computer.Screenshot), zoom, at(computer.Click, 7, 9), act(computer.Cursor), lasting(computer.Wait, 0))
 	if string(rs[1].Value) != `{"x":0,"y":0}` || string(rs[5].Value) != `{"x":7,"y":9}` {

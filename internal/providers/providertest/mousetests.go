@@ -12,8 +12,7 @@ import (
 // buttonNumbers are MouseEvent.button's.
 var buttonNumbers = map[computer.Button]int{computer.Left: 0, computer.Middle: 1, computer.Right: 2, computer.Back: 3, computer.Forward: 4}
 
-func (s *suite) mouse(t *testing.T) {
-	b := s.sandbox(t)
+func (s *suite) mouse(t *testing.T, b *box) {
 	page := b.opened(t)
 	t.Run("every button", func(t *testing.T) {
 		for button, number := range buttonNumbers {
@@ -107,8 +106,7 @@ func released(keys []event) bool {
 }
 
 // https://github.com/anthropics/claude-quickstarts/issues/263
-func (s *suite) drags(t *testing.T) {
-	b := s.sandbox(t)
+func (s *suite) drags(t *testing.T, b *box) {
 	t.Run("S1 a page that follows the pointer", func(t *testing.T) {
 		page := b.opened(t)
 		a := drag(computer.Point{X: 370, Y: 310}, computer.Point{X: 500, Y: 400}, computer.Point{X: 470, Y: 560})
@@ -156,8 +154,7 @@ func (s *suite) drags(t *testing.T) {
 
 // One tick is about 100 px, whatever the system calls it: S6,
 // https://github.com/trycua/cua/issues/147.
-func (s *suite) scroll(t *testing.T) {
-	b := s.sandbox(t)
+func (s *suite) scroll(t *testing.T, b *box) {
 	page := b.opened(t)
 	for _, c := range []struct {
 		name   string

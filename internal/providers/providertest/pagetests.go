@@ -8,9 +8,11 @@ import (
 // pageTests are the tests whose oracle is the page.
 func (s *suite) pageTests() map[string]func(*testing.T) {
 	return map[string]func(*testing.T){
-		"mouse": s.mouse, "drags": s.drags, "scroll": s.scroll, "keyboard": s.keyboard, "typing": s.typing,
-		"editing and clipboard": s.editing, "pictures": s.pictures, "batch": s.batch, "observation": s.observation,
-		"isolation": s.isolation, "release": s.release, "hung page": s.hung, "loads": s.loads,
+		"pointer": s.together(map[string]func(*testing.T, *box){"mouse": s.mouse, "drags": s.drags, "scroll": s.scroll}),
+		"keys": s.together(map[string]func(*testing.T, *box){
+			"keyboard": s.keyboard, "typing": s.typing, "editing and clipboard": s.editing, "release": s.release, "batch": s.batch,
+		}),
+		"observation": s.observation, "pictures": s.pictures, "isolation": s.isolation, "hung page": s.hung, "loads": s.loads,
 	}
 }
 

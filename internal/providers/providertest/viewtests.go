@@ -115,8 +115,7 @@ func (s *suite) pictures(t *testing.T) {
 }
 
 // batch: it stops at the first failure, and the rest is skipped.
-func (s *suite) batch(t *testing.T) {
-	b := s.sandbox(t)
+func (s *suite) batch(t *testing.T, b *box) {
 	page := b.opened(t)
 	results, err := b.try(t.Context(), at(computer.Click, 50, 200), lasting(computer.Wait, 0.5), opening("http://127.0.0.1:1/"), at(computer.Click, 60, 200))
 	if err != nil {
