@@ -162,16 +162,15 @@ func (t *term) claimRejected(ctx context.Context, rec kv.Placement, token string
 }
 
 // free gives a sandbox's slot back. It is idempotent, and another placement of
-// the same vm on that server (another fence, or another attempt where one is
-// given) keeps its slot.
-func (t *term) free(ctx context.Context, server, vm string, alloc kv.Alloc) error {
+// the same vm on that server keeps its slot.
+func (t *term) free(ctx context.Context, server, vm string, fence uint64) error {
 	unlock, err := t.reserving.lock(ctx, server)
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	rec, rev, err := kv.Update(ctx, t.placements, kv.ServerKey(server), func(s *kv.Server, rev uint64) error {
-		if a, held := s.Allocs[vm]; rev == 0 || !held || a.Fence != alloc.Fence || alloc.Attempt != "" && a.Attempt != alloc.Attempt {
+		if a, held := s.Allocs[vm]; rev == 0 || !held || a.Fence != fence {
 			return kv.ErrUnchanged
 		}
 		delete(s.Allocs, vm)

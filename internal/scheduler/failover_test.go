@@ -1,16 +1,21 @@
 package scheduler_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"berth/internal/bus"
 	"berth/internal/events"
 	"berth/internal/kv"
+	"berth/internal/scheduler"
 )
 
 // The active scheduler dies, or is cut off, in the middle of a burst; another
@@ -190,4 +195,97 @@ func TestCommandsThatNobodyServes(t *testing.T) {
 		}
 		b.untilEvent(5*time.Second, "default", "a", "lost")
 	})
+}
+
+// usurper runs a scheduler that is active without a lease.
+func (b *bundle) usurper(name string, epoch uint64) {
+	nc, js := b.connect(name)
+	s, err := scheduler.New(scheduler.Options{JS: js, Name: name, Log: testLog()})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.wg.Go(func() {
+		defer nc.Close()
+		if err := s.RunTerm(b.t.Context(), epoch); err != nil && b.t.Context().Err() == nil {
+			b.t.Errorf("%s: %v", name, err)
+		}
+	})
+}
+
+// Any number of schedulers that all believe they are active overbook nothing,
+// mix nothing, and end every request once (I1, I2, I5; deer-flow#4339,
+// k8s#136782, agent-sandbox#418).
+func TestManyActiveAtOnce(t *testing.T) {
+	for _, n := range []uint64{2, 4, 8} {
+		synctest.Test(t, func(t *testing.T) {
+			b := setup(t)
+			for i := range n {
+				b.usurper(fmt.Sprintf("s%d", i), i+1)
+			}
+			a := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 3, Isolation: kv.IsolationTenant, Roles: []string{"default", "git"}})
+			defer a.stop()
+			c := b.worker("ax102-02", kv.ServerConfig{MaxContainers: 2, Isolation: kv.IsolationRole, Roles: []string{"default", "git"}})
+			defer c.stop()
+			broken := b.watchInvariants()
+			tenants, roles := []string{"red", "blue"}, []string{"default", "git"}
+			const sandboxes = 40
+			for i := range sandboxes {
+				b.create(tenants[i%2], fmt.Sprint(i), map[string]any{"vmId": fmt.Sprintf("vm-%d", i), "role": roles[i/2%2], "ttlSeconds": 1, "queueTimeoutSeconds": 3000})
+			}
+			b.until(400*time.Second, "all ended", func() bool { return len(b.events("event.*.*.expired")) == sandboxes })
+			for i := range sandboxes {
+				names := b.names(tenants[i%2], fmt.Sprintf("vm-%d", i))
+				names = slices.DeleteFunc(names, func(s string) bool { return s == "queued" || s == "placed" })
+				same(t, names, []string{"ready", "expired"})
+			}
+			if a.peak > 3 || c.peak > 2 {
+				t.Errorf("%d and %d at once on servers for 3 and 2\n%s", a.peak, c.peak, b.dump())
+			}
+			if why := broken(); why != "" {
+				t.Error(why)
+			}
+			mustBeEmpty(t, b)
+		})
+	}
+}
+
+// watchInvariants looks at every version of every server's record: capacity
+// and isolation hold in each, not only at the end.
+func (b *bundle) watchInvariants() (broken func() string) {
+	w, err := b.places.Watch(b.t.Context(), "server.*")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var mu sync.Mutex
+	var why string
+	b.wg.Go(func() {
+		for e := range w.Updates() {
+			if e == nil || e.Operation() != jetstream.KeyValuePut {
+				continue
+			}
+			var s kv.Server
+			if err := json.Unmarshal(e.Value(), &s); err != nil {
+				continue
+			}
+			roles, tenants := map[string]bool{}, map[string]bool{}
+			for _, a := range s.Allocs {
+				roles[a.Role], tenants[a.Tenant] = true, true
+			}
+			mu.Lock()
+			switch {
+			case len(s.Allocs) > s.Config.MaxContainers:
+				why = fmt.Sprintf("%s: %d allocations of %d", s.ID, len(s.Allocs), s.Config.MaxContainers)
+			case s.Config.Isolation != kv.IsolationNone && len(roles) > 1:
+				why = fmt.Sprintf("%s holds roles %v", s.ID, roles)
+			case s.Config.Isolation == kv.IsolationTenant && len(tenants) > 1:
+				why = fmt.Sprintf("%s holds tenants %v", s.ID, tenants)
+			}
+			mu.Unlock()
+		}
+	})
+	return func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		return why
+	}
 }

@@ -103,11 +103,7 @@ func (b *bundle) InProcessConn() (net.Conn, error) { return b.srv.Load().InProce
 // crash cuts it off from the bus first.
 func (b *bundle) scheduler(name string) (stop, crash func()) {
 	nc, js := b.connect(name)
-	log := slog.New(slog.DiscardHandler)
-	if os.Getenv("BERTH_TEST_LOG") != "" {
-		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	}
-	s, err := scheduler.New(scheduler.Options{JS: js, Name: name, Log: log})
+	s, err := scheduler.New(scheduler.Options{JS: js, Name: name, Log: testLog()})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -121,6 +117,14 @@ func (b *bundle) scheduler(name string) (stop, crash func()) {
 		}
 	})
 	return func() { cancel(); <-done }, func() { nc.Close(); cancel(); <-done }
+}
+
+// testLog is where schedulers log in tests: nowhere, unless asked for.
+func testLog() *slog.Logger {
+	if os.Getenv("BERTH_TEST_LOG") == "" {
+		return slog.New(slog.DiscardHandler)
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
 // fakeWorker serves one server by hand: it confirms what answer says.
@@ -228,20 +232,17 @@ func (w *fakeWorker) handle(ctx context.Context, msg jetstream.Msg) {
 	if outcome == "" {
 		return
 	}
-	w.mu.Lock()
-	switch {
-	case outcome == computer.OK && path.Verb == events.Create:
-		w.live[path.VM] = c.Fence
-		w.peak = max(w.peak, len(w.live))
-	case outcome == computer.OK && path.Verb == events.Kill:
-		delete(w.live, path.VM)
+	code := w.code
+	if path.Verb == events.Create {
+		if a, held := w.b.server(w.id).Allocs[path.VM]; !held || a.Fence != c.Fence {
+			outcome, code = computer.Rejected, events.CodeFenceStale
+		}
 	}
-	w.mu.Unlock()
 	f := events.Finished{CommandID: e.ID(), Source: e.Source(), Command: path.Verb, Outcome: outcome, Fence: c.Fence, Request: c.Request, Actions: []computer.ActionResult{}}
 	if outcome == computer.OK && path.Verb == events.Create {
 		f.Sandbox = &events.SandboxInfo{Display: c.Display, Capabilities: []string{"browser"}}
 	} else if outcome != computer.OK {
-		f.Error = &computer.Fault{Code: w.code, Message: "the fake says so"}
+		f.Error = &computer.Fault{Code: code, Message: "the fake says so"}
 	}
 	token := events.Token(e.Source(), e.ID())
 	out, err := events.New(events.TypeFinished, events.SourceWorker, token+"-finished", f)
@@ -257,9 +258,19 @@ func (w *fakeWorker) handle(ctx context.Context, msg jetstream.Msg) {
 		w.b.t.Error(err)
 		return
 	}
-	if _, err := bus.PublishExpecting(ctx, w.b.js, m, 0); err != nil && !errors.Is(err, bus.ErrTaken) && ctx.Err() == nil {
+	// The result is the claim too: only whoever publishes it has done it.
+	w.mu.Lock()
+	_, err = bus.PublishExpecting(ctx, w.b.js, m, 0)
+	switch {
+	case err != nil && !errors.Is(err, bus.ErrTaken) && ctx.Err() == nil:
 		w.b.t.Error(err)
+	case err == nil && outcome == computer.OK && path.Verb == events.Create:
+		w.live[path.VM] = c.Fence
+		w.peak = max(w.peak, len(w.live))
+	case err == nil && outcome == computer.OK && path.Verb == events.Kill:
+		delete(w.live, path.VM)
 	}
+	w.mu.Unlock()
 	if err := msg.Ack(); err != nil && ctx.Err() == nil {
 		w.b.t.Error(err)
 	}
@@ -345,7 +356,7 @@ func (b *bundle) until(d time.Duration, what string, cond func() bool) {
 			fmt.Fprintln(os.Stderr, "waiting", time.Now(), what)
 		}
 		if time.Now().After(deadline) {
-			b.t.Fatalf("after %s: not yet: %s", d, what)
+			b.t.Fatalf("after %s: not yet: %s\n%s", d, what, b.dump())
 		}
 		time.Sleep(200 * time.Millisecond)
 	}
@@ -380,4 +391,21 @@ func (b *bundle) vm(id string) kv.Placement {
 		b.t.Fatal(err)
 	}
 	return p
+}
+
+// dump describes everything that has not ended, for a failure's message.
+func (b *bundle) dump() string {
+	var out strings.Builder
+	keys, err := b.places.Keys(b.t.Context())
+	if err != nil {
+		return err.Error()
+	}
+	slices.Sort(keys)
+	for _, key := range keys {
+		entry, err := b.places.Get(b.t.Context(), key)
+		if err == nil && !strings.Contains(string(entry.Value()), `"freedAt"`) {
+			fmt.Fprintf(&out, "%s %d %s\n", key, entry.Revision(), entry.Value())
+		}
+	}
+	return out.String()
 }

@@ -38,6 +38,7 @@ func (t *term) placer(ctx context.Context) error {
 // choice is one decided placement.
 type choice struct {
 	rec      kv.Placement
+	fence    uint64 // the revision at which it was queued, which names this placement: it grows with every change of any record
 	request  placement.Request
 	decision placement.Decision
 	attempt  string
@@ -67,7 +68,7 @@ func (t *term) pass(ctx context.Context) {
 			parked = append(parked, parking{vm: vm, position: i + 1, decision: d, first: true})
 			continue
 		}
-		c := choice{rec: v.rec, request: request, decision: d, attempt: nuid.Next()}
+		c := choice{rec: v.rec, fence: v.rev, request: request, decision: d, attempt: nuid.Next()}
 		t.servers[d.Server].assumed[vm] = kv.Alloc{Attempt: c.attempt, Role: request.Role, Tenant: request.Tenant}
 		t.refresh(d.Server)
 		v.committing = true
@@ -152,24 +153,16 @@ var (
 )
 
 func (t *term) commit(ctx context.Context, c choice) error {
-	id := c.decision.Server
-	// The revision that is replaced below names this placement: it grows with
-	// every change of any record.
-	t.mu.Lock()
-	var fence uint64
-	if v := t.vms[c.rec.VMID]; v != nil {
-		fence = v.rev
-	}
-	t.mu.Unlock()
+	id, fence := c.decision.Server, c.fence
 	now := time.Now().UTC()
 	if err := t.reserve(ctx, id, c, kv.Alloc{Attempt: c.attempt, Fence: fence, Role: c.rec.Role, Tenant: c.rec.Tenant, Since: now}); err != nil {
 		return err
 	}
-	rec, err := t.transition(ctx, c.rec.VMID, func(p *kv.Placement, _ uint64) error {
+	rec, err := t.transition(ctx, c.rec.VMID, func(p *kv.Placement, rev uint64) error {
 		if p.Phase == kv.Reserved && p.Attempt == c.attempt {
 			return kv.ErrUnchanged // an earlier try of ours, whose answer was lost
 		}
-		if p.Phase != kv.Queued {
+		if p.Phase != kv.Queued || rev != fence {
 			return errMoved
 		}
 		p.Phase, p.ServerID, p.Fence, p.Attempt, p.Attempts = kv.Reserved, id, fence, c.attempt, p.Attempts+1
@@ -177,7 +170,10 @@ func (t *term) commit(ctx context.Context, c choice) error {
 		return nil
 	})
 	if errors.Is(err, errMoved) || errors.Is(err, kv.ErrNotFound) {
-		return errors.Join(errMoved, t.free(ctx, id, c.rec.VMID, kv.Alloc{Fence: fence, Attempt: c.attempt}))
+		if holds(rec, id, kv.Alloc{Fence: fence}) {
+			return errMoved // another scheduler moved it onto this very slot
+		}
+		return errors.Join(errMoved, t.free(ctx, id, c.rec.VMID, fence))
 	}
 	if err != nil {
 		return err // not known: the orphan check frees the slot if it was not written
@@ -207,11 +203,14 @@ func (t *term) reserve(ctx context.Context, id string, c choice, alloc kv.Alloc)
 			return errNoFit // removed meanwhile
 		}
 		if held, ok := s.Allocs[c.rec.VMID]; ok {
-			if held.Attempt == alloc.Attempt {
-				return kv.ErrUnchanged
+			switch {
+			case held.Fence == alloc.Fence:
+				return kv.ErrUnchanged // this very slot: an earlier try, or another that believes it is active
+			case held.Fence > alloc.Fence:
+				return errNoFit // this scheduler is behind
 			}
-			// Left by a reservation that never reached the record, which is
-			// still queued: no worker was told. This one takes its place.
+			// Left by a reservation that never reached the record, which has
+			// moved on since: no worker can take it up. This one replaces it.
 			delete(s.Allocs, c.rec.VMID)
 		}
 		snapshot := snapshotOf(*s, &health, time.Now())

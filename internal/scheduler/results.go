@@ -58,20 +58,24 @@ func (t *term) onResult(ctx context.Context, msg jetstream.Msg) error {
 	return t.say(ctx, tenant, path.VM, events.TypeFinished, events.EventFinished, path.Token+"-finished", f, "")
 }
 
-// killed ends a sandbox whose kill has finished, whoever asked for it.
+// killed ends a sandbox whose kill has finished, where it was not the scheduler
+// that asked for it: of its own kills it follows the record's Ending.
 func (t *term) killed(ctx context.Context, path events.ResultPath, f events.Finished) error {
-	t.mu.Lock()
-	v := t.vms[path.VM]
-	present := v != nil && v.rec.Phase == kv.Ready && v.rec.ServerID == path.Server && v.rec.Fence == f.Fence && v.rec.Ending == nil
-	t.mu.Unlock()
-	if present {
-		how := ending(events.EventKilled, events.CodeKilled, fmt.Sprintf("killed by command %s of %s", f.CommandID, f.Source))
-		if err := t.alone(ctx, path.VM, func() error { return t.end(ctx, path.VM, how) }); err != nil {
-			return err
-		}
+	defer t.queue.add(path.VM)
+	if f.Source == events.SourceScheduler {
+		return nil
 	}
-	t.queue.add(path.VM)
-	return nil
+	t.mu.Lock()
+	var rec kv.Placement
+	if v := t.vms[path.VM]; v != nil {
+		rec = v.rec
+	}
+	t.mu.Unlock()
+	if rec.Phase != kv.Ready || rec.ServerID != path.Server || rec.Fence != f.Fence || rec.Ending != nil {
+		return nil
+	}
+	how := ending(events.EventKilled, events.CodeKilled, fmt.Sprintf("killed by command %s of %s", f.CommandID, f.Source))
+	return t.alone(ctx, path.VM, func() error { return t.end(ctx, rec, how) })
 }
 
 // used starts a sandbox's idle clock anew.

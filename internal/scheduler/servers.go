@@ -263,7 +263,7 @@ func (t *term) freeOrphans(ctx context.Context, now time.Time) {
 			continue
 		}
 		t.log.Warn("allocation without a sandbox; freed", "server", o.server, "vm", o.vm, "fence", o.fence)
-		if err := t.free(ctx, o.server, o.vm, kv.Alloc{Fence: o.fence}); err != nil && ctx.Err() == nil {
+		if err := t.free(ctx, o.server, o.vm, o.fence); err != nil && ctx.Err() == nil {
 			t.log.Warn("allocation not freed; trying again", "server", o.server, "vm", o.vm, "err", err)
 		}
 	}

@@ -62,7 +62,7 @@ func (t *term) step(ctx context.Context, vm string) (time.Duration, error) {
 func (t *term) stepQueued(ctx context.Context, rec kv.Placement) (time.Duration, error) {
 	left := time.Until(rec.Deadline)
 	if left <= 0 {
-		return 0, t.end(ctx, rec.VMID, ending(events.EventExpired, events.CodeQueueTimeout, "waited "+waited(rec)+" for a server"))
+		return 0, t.end(ctx, rec, ending(events.EventExpired, events.CodeQueueTimeout, "waited "+waited(rec)+" for a server"))
 	}
 	t.mu.Lock()
 	v := t.vms[rec.VMID]
@@ -119,7 +119,7 @@ func (t *term) stepStarting(ctx context.Context, rec kv.Placement) (time.Duratio
 			return again, err
 		}
 		if down := t.downFor(rec.ServerID); down >= lostAfter {
-			return 0, t.end(ctx, rec.VMID, ending(events.EventFailed, events.CodeServerDown, "server "+rec.ServerID+" went down while it started the sandbox"))
+			return 0, t.end(ctx, rec, ending(events.EventFailed, events.CodeServerDown, "server "+rec.ServerID+" went down while it started the sandbox"))
 		}
 		return min(again, 5*time.Second), nil
 	}
@@ -162,11 +162,11 @@ func (t *term) confirm(ctx context.Context, rec kv.Placement, f events.Finished)
 		if outcome == events.EventKilled {
 			outcome = events.EventFailed
 		}
-		return 0, t.end(ctx, rec.VMID, ending(outcome, rec.Ending.Code, rec.Ending.Message))
+		return 0, t.end(ctx, rec, ending(outcome, rec.Ending.Code, rec.Ending.Message))
 	case f.Outcome == computer.Rejected && retryElsewhere(code):
 		return 0, t.requeue(ctx, rec, code, message)
 	default:
-		return 0, t.end(ctx, rec.VMID, ending(events.EventFailed, code, message))
+		return 0, t.end(ctx, rec, ending(events.EventFailed, code, message))
 	}
 }
 
@@ -214,13 +214,13 @@ func (t *term) stepReady(ctx context.Context, rec kv.Placement) (time.Duration, 
 	}
 	t.mu.Unlock()
 	if gone != nil {
-		return 0, t.end(ctx, rec.VMID, ending(events.EventLost, gone.Code, gone.Message))
+		return 0, t.end(ctx, rec, ending(events.EventLost, gone.Code, gone.Message))
 	}
 	if down := t.downFor(rec.ServerID); down >= lostAfter {
 		if err := t.endClaimed(ctx, rec); err != nil {
 			return 0, err
 		}
-		return 0, t.end(ctx, rec.VMID, ending(events.EventLost, events.CodeServerDown, fmt.Sprintf("server %s has been down for %s", rec.ServerID, lostAfter)))
+		return 0, t.end(ctx, rec, ending(events.EventLost, events.CodeServerDown, fmt.Sprintf("server %s has been down for %s", rec.ServerID, lostAfter)))
 	}
 	if rec.Ending != nil {
 		return t.pursueEnding(ctx, rec)
@@ -256,7 +256,7 @@ func (t *term) pursueEnding(ctx context.Context, rec kv.Placement) (time.Duratio
 		if rec.Phase != kv.Ready && outcome == events.EventKilled {
 			outcome = events.EventFailed
 		}
-		return 0, t.end(ctx, rec.VMID, ending(outcome, rec.Ending.Code, rec.Ending.Message))
+		return 0, t.end(ctx, rec, ending(outcome, rec.Ending.Code, rec.Ending.Message))
 	}
 	return t.untilKillAgain(rec.VMID), nil
 }
@@ -277,7 +277,7 @@ func (t *term) stepEnded(ctx context.Context, rec kv.Placement) (time.Duration, 
 		if !gone {
 			return t.untilKillAgain(rec.VMID), nil
 		}
-		if err := t.free(ctx, rec.ServerID, rec.VMID, kv.Alloc{Fence: rec.Fence}); err != nil {
+		if err := t.free(ctx, rec.ServerID, rec.VMID, rec.Fence); err != nil {
 			return 0, err
 		}
 		_, err = t.transition(ctx, rec.VMID, func(p *kv.Placement, _ uint64) error {
@@ -320,10 +320,11 @@ func (t *term) confirmedGone(ctx context.Context, rec kv.Placement) (bool, error
 	return false, nil
 }
 
-// end moves a sandbox to its end.
-func (t *term) end(ctx context.Context, vm string, how kv.Ending) error {
-	_, err := t.transition(ctx, vm, func(p *kv.Placement, _ uint64) error {
-		if p.Phase == kv.Ended {
+// end moves a sandbox to its end, if it is still the placement that was looked
+// at and nobody has decided on another end meanwhile.
+func (t *term) end(ctx context.Context, rec kv.Placement, how kv.Ending) error {
+	_, err := t.transition(ctx, rec.VMID, func(p *kv.Placement, _ uint64) error {
+		if p.Phase == kv.Ended || p.Fence != rec.Fence || p.Request != rec.Request || (p.Ending == nil) != (rec.Ending == nil) {
 			return kv.ErrUnchanged
 		}
 		now := time.Now().UTC()
@@ -357,7 +358,7 @@ func (t *term) setEnding(ctx context.Context, vm string, how kv.Ending) (kv.Plac
 
 // requeue sends a refused sandbox back to wait, without its slot.
 func (t *term) requeue(ctx context.Context, rec kv.Placement, code, message string) error {
-	if err := t.free(ctx, rec.ServerID, rec.VMID, kv.Alloc{Fence: rec.Fence}); err != nil {
+	if err := t.free(ctx, rec.ServerID, rec.VMID, rec.Fence); err != nil {
 		return err
 	}
 	_, err := t.transition(ctx, rec.VMID, func(p *kv.Placement, _ uint64) error {
