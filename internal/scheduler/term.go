@@ -65,7 +65,11 @@ func (t *term) run(ctx context.Context) error {
 		return t.watch(ctx, t.placements, "KV_"+kv.BucketPlacements, t.onPlacement, closeOnce(placementsListed, t.onListed))
 	})
 	g.Go(func() error {
-		<-placementsListed // a heartbeat of a server not yet mirrored would be dropped
+		select {
+		case <-placementsListed: // a heartbeat of a server not yet mirrored would be dropped
+		case <-ctx.Done():
+			return nil
+		}
 		return t.watch(ctx, t.heartbeats, "KV_"+kv.BucketHeartbeats, t.onHeartbeat, closeOnce(beatsListed, nil))
 	})
 	g.Go(func() error {
