@@ -161,6 +161,7 @@ func (t *tenure) watchConnection(reading context.Context, stop context.CancelCau
 // ack tells the consumer that a command is finished. A lost acknowledgement
 // costs a redelivery, which the claims drop.
 func (t *tenure) ack(it *item) {
+	it.acked = true
 	if err := it.msg.Ack(); err != nil && !errors.Is(err, jetstream.ErrMsgAlreadyAckd) {
 		t.log.Debug("command not acknowledged", "seq", it.seq, "err", err)
 	}

@@ -111,9 +111,10 @@ func TestCrashAtEveryPoint(t *testing.T) {
 	for _, variant := range []struct {
 		name string
 		opts providertest.FakeOptions
+		step int
 	}{
-		{"plain", providertest.FakeOptions{}},
-		{"recall", providertest.FakeOptions{Recall: true, CheckFences: true, Detached: true}},
+		{"plain", providertest.FakeOptions{}, 1},
+		{"recall", providertest.FakeOptions{Recall: true, CheckFences: true, Detached: true}, 2},
 	} {
 		t.Run(variant.name, func(t *testing.T) {
 			total := 0
@@ -130,7 +131,7 @@ func TestCrashAtEveryPoint(t *testing.T) {
 				}
 				total = v.n
 			})
-			for n := 1; n <= total; n++ {
+			for n := 1; n <= total; n += variant.step {
 				bubble(t, func(t *testing.T, w *world) {
 					w.fakeWith(server1, variant.opts)
 					first, second := &visits{}, &visits{}
@@ -138,7 +139,7 @@ func TestCrashAtEveryPoint(t *testing.T) {
 					w.holds("w1")
 					first.strike = map[int]func(){n: one.crash}
 					two := w.startWith(Options{Name: "w2", Hook: second.hook})
-					if n%2 == 0 { // and the successor dies while it recovers
+					if n%3 == 0 { // and the successor dies while it recovers
 						second.strike = map[int]func(){1: two.crash}
 						w.start("w3")
 					}
@@ -146,7 +147,7 @@ func TestCrashAtEveryPoint(t *testing.T) {
 					what := fmt.Sprintf("crash at visit %d (%s)", n, first.points[n-1])
 					l.check(what)
 					visited[first.points[n-1]] = true
-					if n%2 == 0 && len(second.points) > 0 {
+					if n%3 == 0 && len(second.points) > 0 {
 						visited[second.points[0]] = true
 					}
 				})

@@ -149,8 +149,12 @@ func (t *tenure) undo(ctx context.Context, c *command, err error) verdict {
 	if cause := context.Cause(ctx); errors.Is(cause, errAbandoned) || errors.Is(cause, kv.ErrLeaseLost) {
 		return verdict{silent: true} // the successor looks what is there; it may be in use by then
 	}
-	// Also after a kill or at the end of the grace period.
-	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
+	// Also after a kill or at the end of the grace period, which is over then.
+	patience := killTime
+	if errors.Is(context.Cause(ctx), errStopping) {
+		patience = lingerTime
+	}
+	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
 	if kerr := t.end(clean, c.VM); kerr != nil && v.outcome == computer.Failed {
 		v.outcome = computer.Unknown

@@ -61,5 +61,12 @@
 // sandbox neither List nor Get finds is reported as gone until the allocation
 // has been freed. The worker never edits allocations.
 //
+// # Clocks and balance
+//
+// Deadlines are compared with this machine's clock; the default one counts from
+// the stream's time of publication, so the two clocks should agree to a second.
+// Workers that start together share the servers; a worker that comes later
+// stands by and takes over what is released, nothing is moved for balance.
+//
 // A Worker's methods are safe for concurrent use.
 package worker

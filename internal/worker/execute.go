@@ -92,6 +92,9 @@ func (t *tenure) act(ctx context.Context, c *command) verdict {
 	t.at(AfterExecute, c.VM)
 	v := t.judge(ctx, c, results, err)
 	v.ran = ran
+	if v.fault != nil && v.fault.Code == events.CodeTimeout && t.missing(ctx, c.VM) {
+		v.fault = fault(events.CodeLost, "the sandbox is gone (%s)", v.fault.Message)
+	}
 	if c.data.Observe && ctx.Err() == nil && !errors.Is(err, providers.ErrNotFound) && !errors.Is(err, providers.ErrLost) {
 		o, oerr := t.picture(ctx, c.VM)
 		v.observation = o
@@ -100,6 +103,14 @@ func (t *tenure) act(ctx context.Context, c *command) verdict {
 		}
 	}
 	return v
+}
+
+// missing asks after a time-out whether the sandbox is still there.
+func (t *tenure) missing(ctx context.Context, vm string) bool {
+	call, stop := context.WithTimeout(ctx, lookTime)
+	defer stop()
+	_, err := bounded(call, func(ctx context.Context) (providers.Sandbox, error) { return t.provider.Get(ctx, vm) })
+	return errors.Is(err, providers.ErrNotFound)
 }
 
 // batch executes a command's actions once. A rate limit runs nothing and is

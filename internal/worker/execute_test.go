@@ -45,6 +45,7 @@ func TestOutcomesOfActs(t *testing.T) {
 			{"unavailable", "Execute", providertest.Injection{Err: providers.ErrUnavailable}, 1, computer.Unknown, events.CodeUnavailable, "", "unknown unknown unknown", 0},
 			{"answer lost", "Execute", providertest.Injection{AnswerErr: providers.ErrTimeout}, 1, computer.Unknown, events.CodeTimeout, "", "unknown unknown unknown", 3},
 			{"stops in the middle", "Action", providertest.Injection{Err: errors.New("oops")}, 1, computer.Unknown, events.CodeInternal, "oops", "unknown skipped skipped", 0},
+			{"times out and is gone", "Action", providertest.Injection{CrashAfter: true, AnswerErr: providers.ErrTimeout}, 1, computer.Unknown, events.CodeLost, "gone", "unknown skipped skipped", 1},
 		} {
 			before := len(f.Effects())
 			remove := f.Inject(c.method, "a", c.times, c.inject)

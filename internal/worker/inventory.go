@@ -19,8 +19,9 @@ import (
 // Times of the inventory.
 const (
 	inventoryEvery = 5 * time.Second
-	orphanAge      = 5 * time.Second // between the two looks that make an orphan
-	killMemory     = time.Hour       // for commands that were published before a kill and come after it
+	inventoryPause = 250 * time.Millisecond // between two looks that are asked for
+	orphanAge      = 5 * time.Second        // between the two looks that make an orphan
+	killMemory     = time.Hour              // for commands that were published before a kill and come after it
 )
 
 // stray is a sandbox without allocation.
@@ -42,6 +43,7 @@ func (t *tenure) inventory(ctx context.Context) {
 			timer.Stop()
 		}
 		t.takeStock(ctx)
+		sleep(ctx, inventoryPause)
 	}
 }
 

@@ -15,6 +15,7 @@ type item struct {
 	published time.Time
 	fresh     bool // published since the consumer was read: counts for the backlog
 	busy      bool // over the backlog: to be rejected
+	acked     bool // finished; belongs to the item's handler
 
 	cancel context.CancelCauseFunc // of the run; nil while nothing runs; guarded by lanes.mu
 }
@@ -28,6 +29,7 @@ type lanes struct {
 	mu      sync.Mutex
 	boxes   map[string]*mailbox
 	held    map[uint64]*item // put and not yet handled
+	open    map[uint64]bool  // handled and not finished: taken again when it comes again
 	stopped bool
 	wg      sync.WaitGroup
 }
@@ -43,7 +45,7 @@ type mailbox struct {
 const busyLane = " busy"
 
 func newLanes(limit int, handle func(context.Context, *item)) *lanes {
-	return &lanes{limit: limit, handle: handle, boxes: map[string]*mailbox{}, held: map[uint64]*item{}}
+	return &lanes{limit: limit, handle: handle, boxes: map[string]*mailbox{}, held: map[uint64]*item{}, open: map[uint64]bool{}}
 }
 
 // put takes an item over. It returns false where the item is not held and is
@@ -55,10 +57,10 @@ func (l *lanes) put(ctx context.Context, key string, it *item) bool {
 		return true
 	}
 	if b := l.boxes[key]; b != nil {
-		if it.seq <= b.last {
+		if it.seq <= b.last && !l.open[it.seq] {
 			return false
 		}
-		b.last = it.seq
+		b.last = max(b.last, it.seq)
 		if l.limit > 0 && it.fresh && b.fresh >= l.limit {
 			it.busy, key = true, busyLane
 		}
@@ -75,6 +77,7 @@ func (l *lanes) put(ctx context.Context, key string, it *item) bool {
 		b.fresh++
 	}
 	l.held[it.seq] = it
+	delete(l.open, it.seq)
 	return true
 }
 
@@ -99,6 +102,9 @@ func (l *lanes) work(ctx context.Context, key string, b *mailbox) {
 		l.mu.Lock()
 		b.running = nil
 		delete(l.held, it.seq)
+		if !it.acked {
+			l.open[it.seq] = true
+		}
 		l.mu.Unlock()
 	}
 }

@@ -320,6 +320,7 @@ func TestLanes(t *testing.T) {
 		} else {
 			ran = append(ran, it.seq)
 		}
+		it.acked = it.seq != 7
 	})
 	put := func(seq uint64, fresh bool) bool { return l.put(t.Context(), "a", &item{seq: seq, fresh: fresh}) }
 	for seq := range uint64(100) {
@@ -344,6 +345,13 @@ func TestLanes(t *testing.T) {
 	if len(l.boxes) != 0 || len(l.held) != 0 {
 		t.Errorf("left: %v, %v", l.boxes, l.held)
 	}
+	// What was handled and could not be finished is taken again, also while the
+	// lane has gone on.
+	l.boxes["a"] = &mailbox{last: 104, running: &item{}}
+	if put(6, false) || !put(7, false) {
+		t.Error("of 6, finished, and 7, unfinished, the second is to be taken again")
+	}
+	delete(l.boxes, "a")
 	l.stop()
 	if put(200, true); len(l.boxes) != 0 {
 		t.Error("taken after the stop")
