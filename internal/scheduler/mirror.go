@@ -21,6 +21,7 @@ type vmState struct {
 	rev   uint64
 	timer *time.Timer // wakes step at the next clock that matters
 
+	kind        string    // of a queued sandbox, see kindOf
 	committing  bool      // a reservation is being written
 	refused     int       // commits in a row that did not succeed
 	createSent  uint64    // fence of the create command that this term has published
@@ -107,6 +108,9 @@ func (t *term) applyVM(rec kv.Placement, rev uint64) {
 	v.rec, v.rev = rec, rev
 	if rec.Phase != kv.Queued {
 		t.waiting.remove(rec.VMID)
+		v.kind = ""
+	} else if v.kind == "" {
+		v.kind = kindOf(rec)
 	}
 	t.mu.Unlock()
 	t.queue.add(rec.VMID)

@@ -56,12 +56,15 @@ func (t *term) pass(ctx context.Context) {
 			t.waiting.remove(vm)
 			continue
 		}
-		request := requestOf(v.rec, now)
-		kind := kindOf(v.rec, request)
+		kind := v.kind
+		if avoids(v.rec, now) {
+			kind += " avoiding " + v.rec.AvoidServer
+		}
 		if d, there := blocked[kind]; there {
 			parked = append(parked, parking{vm: vm, position: i + 1, decision: d})
 			continue
 		}
+		request := requestOf(v.rec, now)
 		d := t.fleet.Decide(&request)
 		if d.Server == "" {
 			blocked[kind] = d
@@ -92,7 +95,7 @@ func requestOf(rec kv.Placement, now time.Time) placement.Request {
 	for _, a := range rec.Spec.Affinities {
 		r.Affinities = append(r.Affinities, placement.Affinity{Condition: condition(a.Constraint), Weight: a.Weight})
 	}
-	if rec.AvoidUntil != nil && now.Before(*rec.AvoidUntil) {
+	if avoids(rec, now) {
 		r.Avoid = rec.AvoidServer
 	}
 	return r
@@ -102,11 +105,16 @@ func condition(c events.Constraint) placement.Condition {
 	return placement.Condition{Attribute: c.Attribute, Operator: placement.Operator(c.Operator), Values: c.Value}
 }
 
+// avoids reports whether a server refused the sandbox a moment ago.
+func avoids(rec kv.Placement, now time.Time) bool {
+	return rec.AvoidUntil != nil && now.Before(*rec.AvoidUntil)
+}
+
 // kindOf groups requests that the same servers fit: where one of a kind finds
 // nothing in a pass, the later ones of that kind need not try, and cannot pass
 // it.
-func kindOf(rec kv.Placement, r placement.Request) string {
-	return fmt.Sprintf("%q %q %q %v %q", r.Tenant, r.Role, r.Requires, rec.Spec.Constraints, r.Avoid)
+func kindOf(rec kv.Placement) string {
+	return fmt.Sprintf("%q %q %q %v", rec.Tenant, rec.Role, rec.Spec.Requires, rec.Spec.Constraints)
 }
 
 // place commits one decision: the server's slot, then the sandbox's record;
