@@ -46,7 +46,8 @@ type page struct {
 	ready   chan struct{} // closed when it is prepared, or that failed
 	loaded  chan struct{} // gets a token when a document has loaded
 	mouse   computer.Point
-	placed  bool // the page's pointer is at mouse
+	placed  bool   // the page's pointer is at mouse
+	styled  string // the frame whose select elements have another style, see prepareSelect
 }
 
 // dial connects to the sandbox's browser and prepares its pages. When it is
@@ -230,6 +231,9 @@ func (c *connection) prepare(p *page) error {
 	session, err := c.cdp.attach(ctx, target)
 	if err == nil {
 		err = c.cdp.call(ctx, session, "Page.enable", nil, nil)
+	}
+	if err == nil {
+		err = c.cdp.call(ctx, session, "DOM.enable", nil, nil)
 	}
 	if err != nil {
 		return err

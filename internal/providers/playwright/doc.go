@@ -71,8 +71,10 @@
 // closes, the youngest that is left is. Dialogs are answered at once (see
 // onDialog) and reported by the next observation, like downloads.
 //
-// Known gaps: the list of a native select element is in the picture but takes
-// no clicks (arrow keys and Enter choose in it); the browser's own shortcuts
+// A select element is given a list that takes clicks (see prepareSelect).
+//
+// Known gaps: a select element in a frame of another process shows a list that
+// takes no clicks (arrow keys and Enter choose in it); the browser's own shortcuts
 // (F5, Control+T, Alt+Left) reach the page and do nothing else (the mouse's
 // back and forward buttons do); a file chooser and a permission request are
 // refused by the browser.

@@ -72,6 +72,11 @@ func (r *run) click(ctx context.Context, a computer.Action) (err error) {
 	if err := r.moveTo(ctx, a.Point()); err != nil {
 		return err
 	}
+	if a.Button == computer.Left {
+		if err := r.prepareSelect(ctx, a.Point()); err != nil {
+			return err
+		}
+	}
 	for n := 1; n <= a.Count; n++ {
 		if err := r.button(ctx, a.Button, n, true); err != nil {
 			return err

@@ -99,6 +99,20 @@ func (s *suite) pictures(t *testing.T) {
 			t.Errorf("%d pixels are the pointer's", changed)
 		}
 	})
+	t.Run("a list is chosen from by what the picture shows", func(t *testing.T) {
+		b.do(t, at(computer.Click, 850, 35))
+		var option image.Rectangle
+		eventually(t, "the list is in the picture", func() bool {
+			option = find(decode(t, b.observe(t).PNG), color.RGBA{R: 0xaa, G: 0x00, B: 0xbb, A: 0xff})
+			return option.Dy() > 5
+		})
+		b.do(t, at(computer.Click, (option.Min.X+option.Max.X)/2, (option.Min.Y+option.Max.Y)/2))
+		if got := page.awaitType(t, "chosen"); got.Data != "second" {
+			t.Errorf("chosen %q", got.Data)
+		}
+		b.do(t, at(computer.Click, 200, 400)) // away from it
+		b.settle(t, page)
+	})
 	t.Run("zoom", func(t *testing.T) {
 		zoom := computer.Action{Type: computer.Zoom, Region: &computer.Rect{X: 0, Y: 140, Width: 40, Height: 40}}
 		img := decode(t, b.do(t, zoom)[0].Image)
