@@ -67,7 +67,8 @@ func ownSession(node string) string {
 	if filepath.Dir(node) == dir { // it is such a program, from a parent's environment
 		return node
 	}
-	path := filepath.Join(dir, fmt.Sprintf("node-%x", sha256.Sum256([]byte(script)))[:len(dir)+16])
+	sum := sha256.Sum256([]byte(script))
+	path := filepath.Join(dir, fmt.Sprintf("node-%x", sum[:8]))
 	if old, err := os.ReadFile(path); err == nil && string(old) == script {
 		return path
 	}
