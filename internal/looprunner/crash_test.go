@@ -109,6 +109,45 @@ func crashAt(g *rig, edge int, point string) {
 	second.close()
 }
 
+// A runner that is frozen at an edge, and cut off from the bus, for longer than
+// its lease, and then goes on where it was, does no harm: another has the loop
+// by then. (What renews its lease is awake in this test, and cannot.)
+func TestFrozenRunner(t *testing.T) {
+	edges := []string{"append:thinking", "append:decided", "appended:decided", "send:act", "sent:act", "append:acted", "appended:acted",
+		"append:ending", "send:kill", "append:finished", "leased", "append:started", "send:observe"}
+	bubble(t, func(g *rig) {
+		for i, edge := range edges {
+			loop := fmt.Sprintf("frozen%d", i)
+			var once sync.Once
+			asleep := make(chan struct{})
+			a := g.runner("a-"+loop, func(p *process, point, _ string) {
+				if point == edge {
+					once.Do(func() {
+						p.gate.set(true)
+						close(asleep)
+						time.Sleep(25 * time.Second)
+						p.gate.set(false)
+						time.Sleep(5 * time.Second)
+					})
+				}
+			})
+			g.start(loop, crashScript, nil)
+			<-asleep
+			b := g.runner("b-"+loop, nil)
+			j, _ := g.finished(loop, events.LoopSucceeded, "")
+			time.Sleep(40 * time.Second)
+			if got := g.fleet.acts(vmOf(loop)); got != "type:a type:b" {
+				t.Errorf("%s: acts %s", edge, got)
+			}
+			if again := g.journal(loop); names(again) != names(j) || strings.Count(names(j), "acted") != 2 {
+				t.Errorf("%s: journal %s, then %s", edge, names(j), names(again))
+			}
+			a.close()
+			b.close()
+		}
+	})
+}
+
 // A clean stop hands a loop over within a second.
 func TestHandover(t *testing.T) {
 	bubble(t, func(g *rig) {
@@ -153,7 +192,7 @@ func TestTwoRunnersAndARestartOfTheBus(t *testing.T) {
 					g.start(fmt.Sprintf("l%d", i), crashScript, nil)
 				}
 				time.Sleep(2 * time.Second)
-				g.srv.Shutdown()
+				g.down()
 				time.Sleep(down)
 				g.boot()
 				owners := map[string]int{}

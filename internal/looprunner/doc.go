@@ -49,10 +49,15 @@
 //
 // # Failure windows
 //
-//   - A runner frozen after it has checked a command's deadline and before it
-//     publishes may publish it up to that deadline late; the claim still makes
-//     it run once.
+//   - A runner that is frozen just before it publishes a command and wakes when
+//     another has the loop publishes the same attempt with the same deadline:
+//     the claim makes it run once, and past the deadline no worker starts it.
+//     That rests on the workers' and runners' clocks being within 15 s.
 //   - An observation may be taken twice. It changes nothing.
+//   - A command that no worker takes ends, after its deadline and 15 s, in the
+//     next attempt; four such in a row (five minutes) end the loop as failed,
+//     deadlineExceeded. One that was started and has not finished in the time
+//     that its actions ask for and 120 s is unknown.
 //   - A crash between the create request and started leaves the request of the
 //     sandbox out until the start is delivered again (10 s), which names the
 //     same sandbox.
@@ -62,5 +67,11 @@
 // # Concurrency
 //
 // A Runner is one blocking Run. Each loop has one goroutine that owns its
-// journal and state, and followers of its sandbox's events and results.
+// journal and state, and a follower of its sandbox's events; the results of
+// one server's sandboxes have one follower for all loops of the process, the
+// control entries of all loops another. All runners of a fleet must have the
+// same models: any of them may take in, or take over, any loop.
+//
+// What strangers publish into a journal, be it no event, or an entry of an
+// unknown name, is passed over.
 package looprunner

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"image"
 	"image/color"
@@ -44,8 +45,9 @@ type rig struct {
 
 	processes []*process
 
-	mu   sync.Mutex
-	dial nats.InProcessConnProvider
+	mu    sync.Mutex
+	dial  nats.InProcessConnProvider // nil: the bus is away
+	conns []net.Conn
 
 	thoughts atomic.Int64 // calls of the model, of all runners
 }
@@ -76,7 +78,7 @@ func bubbleWithout(t *testing.T, body func(g *rig)) {
 		defer func() {
 			g.endRunners()
 			g.nc.Close()
-			g.srv.Shutdown()
+			g.down()
 		}()
 		body(g)
 	})
@@ -108,13 +110,40 @@ func (g *rig) boot() {
 func (g *rig) InProcessConn() (net.Conn, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.dial.InProcessConn()
+	if g.dial == nil {
+		return nil, errors.New("the bus is away")
+	}
+	c, err := g.dial.InProcessConn()
+	if err == nil {
+		g.conns = append(g.conns, c)
+	}
+	return c, err
+}
+
+// down shuts the bus down. Its clients are cut off first: a server that shuts
+// down sleeps 50 ms with a lock held (signalPullConsumers), and where a request
+// waits for that lock just then, a bubble's clock stands still for ever.
+func (g *rig) down() {
+	g.mu.Lock()
+	g.dial = nil
+	for _, c := range g.conns {
+		_ = c.Close()
+	}
+	g.conns = nil
+	g.mu.Unlock()
+	time.Sleep(20 * time.Millisecond)
+	g.srv.Shutdown()
 }
 
 // connect survives a restart of the server: the connection finds the new one.
 func (g *rig) connect(name string) (*nats.Conn, jetstream.JetStream) {
 	g.t.Helper()
-	nc, err := bus.Connect(g.t.Context(), bus.Config{}, name, quiet, nats.InProcessServer(g))
+	return g.connectBy(name, g)
+}
+
+func (g *rig) connectBy(name string, dial nats.InProcessConnProvider) (*nats.Conn, jetstream.JetStream) {
+	g.t.Helper()
+	nc, err := bus.Connect(g.t.Context(), bus.Config{}, name, quiet, nats.InProcessServer(dial))
 	if err != nil {
 		g.t.Fatal(err)
 	}
@@ -125,10 +154,45 @@ func (g *rig) connect(name string) (*nats.Conn, jetstream.JetStream) {
 	return nc, js
 }
 
+// gate is a process's way to the bus, which can be shut and opened again.
+type gate struct {
+	g     *rig
+	mu    sync.Mutex
+	shut  bool
+	conns []net.Conn
+}
+
+func (w *gate) InProcessConn() (net.Conn, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.shut {
+		return nil, errors.New("the gate is shut")
+	}
+	c, err := w.g.InProcessConn()
+	if err == nil {
+		w.conns = append(w.conns, c)
+	}
+	return c, err
+}
+
+// set shuts the gate, which cuts what is connected, or opens it.
+func (w *gate) set(shut bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.shut = shut
+	if shut {
+		for _, c := range w.conns {
+			_ = c.Close()
+		}
+		w.conns = nil
+	}
+}
+
 // process is one runner with a connection of its own, so that it can die.
 type process struct {
 	g    *rig
 	nc   *nats.Conn
+	gate *gate
 	stop context.CancelFunc
 	done chan struct{}
 	err  error
@@ -137,9 +201,10 @@ type process struct {
 // runner starts a process. hook, where not nil, may kill it at any point.
 func (g *rig) runner(name string, hook func(p *process, point, loop string), more ...func(*looprunner.Options)) *process {
 	g.t.Helper()
-	nc, js := g.connect(name)
+	way := &gate{g: g}
+	nc, js := g.connectBy(name, way)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(g.t.Context()))
-	p := &process{g: g, nc: nc, stop: cancel, done: make(chan struct{})}
+	p := &process{g: g, nc: nc, gate: way, stop: cancel, done: make(chan struct{})}
 	o := looprunner.Options{NC: nc, JS: js, Name: name, Log: quiet, Models: map[string]looprunner.ModelFactory{
 		"script": g.counted(script.New),
 	}}
@@ -221,8 +286,16 @@ func (g *rig) requestAs(tenant string, verb events.Verb, typ, id string, data an
 
 func (g *rig) publish(msg *nats.Msg) {
 	g.t.Helper()
-	if _, err := g.js.PublishMsg(g.t.Context(), msg); err != nil {
-		g.t.Fatalf("publish %s: %v", msg.Subject, err)
+	for attempt := 0; ; attempt++ {
+		_, err := g.js.PublishMsg(g.t.Context(), msg)
+		if err == nil {
+			return
+		}
+		if attempt == 100 {
+			g.t.Errorf("publish %s: %v", msg.Subject, err)
+			return
+		}
+		time.Sleep(200 * time.Millisecond) // the bus may be away
 	}
 }
 
