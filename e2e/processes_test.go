@@ -153,6 +153,7 @@ func (f *fleet) seldom(t *testing.T) {
 	has("RESULTS", "sandbox.playwright-01.vm1.result."+token("g8"), `"outcome":"rejected"`)
 	// What operators ask for.
 	pub("operator", "request._.quota.set", "berth.quota.set.v1", "g9", `{"tenant":"other","maxSandboxes":3}`)
+	has("EVENTS", "event._.other.quota", `"id":"g9"`)
 	pub("operator", "request._.server.remove", "berth.server.remove.v1", "g10", `{"serverId":"playwright-01"}`)
 	has("EVENTS", "event._.playwright-01.rejected", `"id":"g10"`)
 }
