@@ -28,6 +28,9 @@ const stuckAfter = 1500 * time.Millisecond
 // unknown.
 var ErrDown = errors.New("the desktop is gone")
 
+// MaxPictures bounds the pictures of one batch, in bytes.
+const MaxPictures = 32 << 20
+
 // Result is what became of one action. Image is the PNG of a screenshot or
 // zoom; Value is then empty.
 type Result struct {
@@ -80,8 +83,13 @@ func (s *Session) Execute(ctx context.Context, actions []computer.Action) ([]Res
 			s.turn <- struct{}{}
 		}
 	}()
+	pictures := 0
 	for i, a := range actions {
 		result, err := s.do(ctx, a)
+		if pictures += len(result.Image); pictures > MaxPictures {
+			result.Outcome, result.Image = computer.Failed, nil
+			result.Error = &computer.Fault{Code: computer.CodeTooLarge, Message: fmt.Sprintf("the pictures of one command have at most %d bytes", MaxPictures)}
+		}
 		results[i] = result
 		if errors.Is(err, ErrDown) {
 			free = false // whatever hangs in it keeps the turn

@@ -109,6 +109,9 @@ func (s *Session) open(ctx context.Context, target string) error {
 	if err != nil && !errors.Is(err, errNothingNew) {
 		return err
 	}
+	if err := s.screen.awaitPainted(ctx); err != nil {
+		return err
+	}
 	return s.screen.awaitQuiet(ctx)
 }
 

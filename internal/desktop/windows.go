@@ -20,6 +20,7 @@ const (
 	pollEvery   = 25 * time.Millisecond
 	quietFor    = 200 * time.Millisecond // no change of the screen: it has been painted
 	paintWithin = 10 * time.Second
+	emptyWithin = 5 * time.Second
 )
 
 type atoms map[string]xproto.Atom
@@ -136,6 +137,57 @@ func (s *Screen) awaitChange(ctx context.Context, before shown, alive func() err
 			return err
 		}
 	}
+}
+
+// awaitPainted waits until the active window shows more than one colour: a
+// program that has opened a window has not painted it yet. An empty window is
+// not waited for longer than emptyWithin.
+func (s *Screen) awaitPainted(ctx context.Context) error {
+	for began := time.Now(); time.Since(began) < emptyWithin; {
+		empty, err := s.activeIsEmpty()
+		if err != nil || !empty {
+			return err
+		}
+		if err := sleep(ctx, pollEvery); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// activeIsEmpty reports whether the active window's inside is of one colour,
+// looking at every eighth row.
+func (s *Screen) activeIsEmpty() (bool, error) {
+	raw, err := s.property(s.root, "_NET_ACTIVE_WINDOW")
+	active := windowsIn(raw)
+	if err != nil || len(active) == 0 || active[0] == 0 {
+		return true, err
+	}
+	size, sizeErr := xproto.GetGeometry(s.conn, xproto.Drawable(active[0])).Reply()
+	place, placeErr := xproto.TranslateCoordinates(s.conn, active[0], s.root, 0, 0).Reply()
+	if sizeErr != nil || placeErr != nil {
+		return true, nil // it has just closed
+	}
+	left, right := max(0, int(place.DstX)), min(s.size.Width, int(place.DstX)+int(size.Width))
+	top, bottom := max(0, int(place.DstY)), min(s.size.Height, int(place.DstY)+int(size.Height))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.grab(); err != nil {
+		return true, err
+	}
+	if left >= right || top >= bottom {
+		return false, nil
+	}
+	first := s.pixels[4*(top*s.size.Width+left):][:3]
+	for y := top; y < bottom; y += 8 {
+		row := s.pixels[4*(y*s.size.Width+left) : 4*(y*s.size.Width+right)]
+		for ; len(row) > 0; row = row[4:] {
+			if !bytes.Equal(row[:3], first) {
+				return false, nil
+			}
+		}
+	}
+	return true, nil
 }
 
 // awaitQuiet waits until the screen has not changed for a moment. A screen

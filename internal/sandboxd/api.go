@@ -1,0 +1,548 @@
+package sandboxd
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"berth/internal/computer"
+	"berth/internal/desktop"
+)
+
+// Limits of one request.
+const (
+	maxBody     = 1 << 20          // bytes
+	readWithin  = 20 * time.Second // for the body to arrive, unless a test has less time
+	writeWithin = time.Minute      // for the answer to be taken
+	maxTimeout  = 30 * 24 * 3600   // seconds
+	maxVars     = 64               // entries of metadata, and of envVars
+	maxVarBytes = 32 << 10         // of both together
+)
+
+// problem is an error as it is answered.
+type problem struct {
+	status  int
+	code    string // error_code: for programs
+	message string
+}
+
+func (p *problem) Error() string { return p.message }
+
+func badInput(format string, args ...any) error {
+	return &problem{http.StatusBadRequest, computer.CodeBadInput, fmt.Sprintf(format, args...)}
+}
+
+// Handler serves the API.
+func (s *Server) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /health", s.health)
+	mux.HandleFunc("GET /docs", s.docs)
+	mux.HandleFunc("GET /openapi.yaml", s.openAPI)
+	for pattern, h := range map[string]func(http.ResponseWriter, *http.Request) error{
+		"GET /capacity":                              s.getCapacity,
+		"POST /sandboxes":                            s.postSandbox,
+		"GET /sandboxes":                             s.getSandboxes,
+		"GET /sandboxes/{id}":                        s.getSandbox,
+		"DELETE /sandboxes/{id}":                     s.deleteSandbox,
+		"POST /sandboxes/{id}/timeout":               s.postTimeout,
+		"POST /sandboxes/{id}/pause":                 s.notHere,
+		"POST /sandboxes/{id}/resume":                s.notHere,
+		"POST /sandboxes/{id}/computer/actions":      s.postActions,
+		"GET /sandboxes/{id}/computer/actions/{key}": s.getActions,
+		"GET /sandboxes/{id}/computer/screenshot":    s.getScreenshot,
+	} {
+		mux.HandleFunc(pattern, s.answering(s.withKey(h)))
+	}
+	mux.HandleFunc("GET /sandboxes/{id}/stream", s.answering(s.withToken(s.getStream)))
+	mux.HandleFunc("GET /sandboxes/{id}/stream/frames", s.answering(s.withToken(s.getFrames)))
+	mux.HandleFunc("/", s.answering(func(_ http.ResponseWriter, r *http.Request) error {
+		return &problem{http.StatusNotFound, "notFound", fmt.Sprintf("no call %s %.100s; see /docs", r.Method, r.URL.Path)}
+	}))
+	return http.MaxBytesHandler(mux, maxBody)
+}
+
+type handler = func(http.ResponseWriter, *http.Request) error
+
+// answering turns an error into the answer. Every answer must be taken in time.
+func (s *Server) answering(h handler) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		control := http.NewResponseController(w)
+		within := s.readWithin
+		if r.ContentLength == 0 {
+			within = 0 // nothing more comes; that the client hangs up is noticed at any time
+		}
+		deadline(control.SetReadDeadline, within)
+		err := h(w, r)
+		if err == nil {
+			return
+		}
+		var p *problem
+		if !errors.As(err, &p) {
+			p = s.explain(err)
+		}
+		if r.Context().Err() != nil && p.status != http.StatusRequestTimeout {
+			return // nobody is there to read it
+		}
+		if p.status >= 500 && p.status != http.StatusServiceUnavailable && p.status != http.StatusNotImplemented {
+			s.log.Error("a call failed", "method", r.Method, "path", r.URL.Path, "err", err)
+		}
+		s.json(w, p.status, errorBody{Code: p.status, ErrorCode: p.code, Message: p.message})
+	}
+}
+
+// deadline sets a deadline; 0 takes it away. A connection that has none, as in
+// a test's recorder, needs none.
+func deadline(set func(time.Time) error, d time.Duration) {
+	at := time.Time{}
+	if d > 0 {
+		at = time.Now().Add(d)
+	}
+	if err := set(at); err != nil {
+		return
+	}
+}
+
+// errorBody has the form of E2B's.
+type errorBody struct {
+	Code      int    `json:"code"`
+	ErrorCode string `json:"error_code,omitempty"`
+	Message   string `json:"message"`
+}
+
+// capacityUnavailable is E2B's word for a server that is full.
+const capacityUnavailable = "sandbox_capacity_unavailable"
+
+// explain finds the answer for an error of the server's own.
+func (s *Server) explain(err error) *problem {
+	var refusal *agentRefusal
+	switch {
+	case errors.Is(err, errNone):
+		return &problem{http.StatusNotFound, "notFound", err.Error()}
+	case errors.Is(err, errFull), errors.Is(err, errDraining):
+		return &problem{http.StatusServiceUnavailable, capacityUnavailable, err.Error()}
+	case errors.Is(err, errClosed):
+		return &problem{http.StatusServiceUnavailable, "shutting_down", err.Error()}
+	case errors.Is(err, errTaken):
+		return &problem{http.StatusConflict, "conflict", err.Error()}
+	case errors.Is(err, errEnded):
+		return &problem{http.StatusConflict, "sandbox_ended", err.Error()}
+	case errors.Is(err, errKilled), errors.Is(err, errLost):
+		return &problem{http.StatusGone, "sandbox_lost", err.Error()}
+	case errors.Is(err, errSilent):
+		return &problem{http.StatusInternalServerError, "silent", err.Error()}
+	case errors.Is(err, errAgent):
+		return &problem{http.StatusGone, "sandbox_lost", errAgent.Error()}
+	case errors.As(err, &refusal):
+		return &problem{refusal.status, refusal.Code, refusal.Message}
+	default:
+		return &problem{http.StatusInternalServerError, "failed", err.Error()}
+	}
+}
+
+func (s *Server) json(w http.ResponseWriter, status int, body any) {
+	raw, err := json.Marshal(body)
+	if err != nil {
+		status, raw = http.StatusInternalServerError, []byte(`{"code":500,"message":"the answer cannot be encoded"}`)
+	}
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Cache-Control", "no-store")
+	s.write(w, status, raw)
+}
+
+func (s *Server) write(w http.ResponseWriter, status int, raw []byte) {
+	deadline(http.NewResponseController(w).SetWriteDeadline, writeWithin)
+	w.Header().Set("Content-Length", strconv.Itoa(len(raw)))
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+	if _, err := w.Write(raw); err != nil {
+		s.log.Debug("an answer was not taken", "err", err)
+	}
+}
+
+// withKey lets nobody in without the key.
+func (s *Server) withKey(h handler) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		if !s.hasKey(r) {
+			return &problem{http.StatusUnauthorized, "unauthorized", "the header X-API-Key is missing or wrong"}
+		}
+		return h(w, r)
+	}
+}
+
+func (s *Server) hasKey(r *http.Request) bool {
+	sum := sha256.Sum256([]byte(r.Header.Get("X-API-Key")))
+	return subtle.ConstantTimeCompare(sum[:], s.key[:]) == 1
+}
+
+// StreamToken is the proof that lets a person's browser, which sends no header,
+// watch one sandbox until expires (Unix seconds): whoever has the API key can
+// make it.
+func StreamToken(apiKey, sandboxID string, expires int64) string {
+	mac := hmac.New(sha256.New, []byte(apiKey))
+	fmt.Fprintf(mac, "berth stream\n%s\n%d", sandboxID, expires)
+	return hex.EncodeToString(mac.Sum(nil))
+}
+
+// withToken lets in who has the key, or a token for the live view.
+func (s *Server) withToken(h handler) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		expires, err := strconv.ParseInt(r.URL.Query().Get("expires"), 10, 64)
+		token := StreamToken(s.opts.APIKey, r.PathValue("id"), expires)
+		valid := err == nil && time.Now().Unix() < expires && hmac.Equal([]byte(token), []byte(r.URL.Query().Get("token")))
+		if !valid && !s.hasKey(r) {
+			return &problem{http.StatusUnauthorized, "unauthorized", "the address has no valid token, or its time is up"}
+		}
+		return h(w, r)
+	}
+}
+
+// read decodes a body of JSON strictly.
+func (s *Server) read(w http.ResponseWriter, r *http.Request, into any) error {
+	raw, err := s.body(w, r)
+	if err != nil {
+		return err
+	}
+	dec := json.NewDecoder(strings.NewReader(string(raw)))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(into); err != nil {
+		return badInput("the body: %s", strings.TrimPrefix(err.Error(), "json: "))
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return badInput("the body has text after its JSON value")
+	}
+	return nil
+}
+
+// body reads the whole body and takes its deadline away: from then on a client
+// that hangs up is noticed at once.
+func (s *Server) body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	raw, err := io.ReadAll(r.Body)
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &large):
+		return nil, &problem{http.StatusRequestEntityTooLarge, computer.CodeTooLarge, fmt.Sprintf("the body has more than %d bytes", large.Limit)}
+	case err != nil:
+		w.Header().Set("Connection", "close")
+		return nil, &problem{http.StatusRequestTimeout, "timeout", "the body did not arrive"}
+	}
+	deadline(http.NewResponseController(w).SetReadDeadline, 0)
+	return raw, nil
+}
+
+func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
+	s.mu.Lock()
+	status := "ok"
+	if s.draining {
+		status = "draining"
+	}
+	s.mu.Unlock()
+	s.json(w, http.StatusOK, map[string]string{"status": status, "bootId": s.boot})
+}
+
+func (s *Server) getCapacity(w http.ResponseWriter, _ *http.Request) error {
+	s.mu.Lock()
+	used, pending, warm := 0, 0, len(s.spares)
+	for _, b := range s.boxes {
+		if b.state() == "starting" {
+			pending++
+		} else {
+			used++
+		}
+	}
+	s.mu.Unlock()
+	attributes := s.machine.Attributes()
+	attributes["warm"] = strconv.Itoa(warm)
+	roles := s.opts.Roles
+	if roles == nil {
+		roles = []string{}
+	}
+	s.json(w, http.StatusOK, map[string]any{
+		"maxContainers": s.opts.MaxContainers, "used": used, "pending": pending, "roles": roles, "capabilities": capabilities(), "attributes": attributes,
+	})
+	return nil
+}
+
+// detail is a sandbox as it is answered.
+type detail struct {
+	SandboxID    string            `json:"sandboxID"`
+	TemplateID   string            `json:"templateID"`
+	State        string            `json:"state"`
+	Metadata     map[string]string `json:"metadata"`
+	StartedAt    time.Time         `json:"startedAt"`
+	EndAt        *time.Time        `json:"endAt,omitempty"`
+	Display      computer.Display  `json:"display"`
+	Capabilities []string          `json:"capabilities"`
+}
+
+func (b *box) detail() detail {
+	rec := b.record()
+	d := detail{
+		SandboxID: rec.ID, TemplateID: rec.Template, State: b.state(), Metadata: rec.Metadata, StartedAt: rec.StartedAt,
+		Display: rec.Display, Capabilities: capabilities(),
+	}
+	if d.Metadata == nil {
+		d.Metadata = map[string]string{}
+	}
+	if !rec.EndAt.IsZero() {
+		d.EndAt = &rec.EndAt
+	}
+	return d
+}
+
+// newSandbox is the body of a create.
+type newSandbox struct {
+	SandboxID  string            `json:"sandboxID"`
+	TemplateID string            `json:"templateID"`
+	Timeout    int64             `json:"timeout"`
+	Metadata   map[string]string `json:"metadata"`
+	EnvVars    map[string]string `json:"envVars"`
+	Display    *computer.Display `json:"display"`
+}
+
+func (s *Server) postSandbox(w http.ResponseWriter, r *http.Request) error {
+	var body newSandbox
+	if err := s.read(w, r, &body); err != nil {
+		return err
+	}
+	o, err := body.order(r)
+	if err != nil {
+		return err
+	}
+	b, err := s.create(r.Context(), o)
+	if err != nil {
+		return err
+	}
+	s.json(w, http.StatusCreated, b.detail())
+	return nil
+}
+
+// order checks a create.
+func (n newSandbox) order(r *http.Request) (order, error) {
+	o := order{
+		id: n.SandboxID, template: n.TemplateID, metadata: n.Metadata, env: n.EnvVars, timeout: time.Duration(n.Timeout) * time.Second, display: computer.DefaultDisplay,
+	}
+	if o.template == "" {
+		o.template = DefaultTemplate
+	}
+	if n.Display != nil {
+		o.display = *n.Display
+	}
+	var err error
+	if o.key, err = idempotencyKey(r); err != nil {
+		return o, err
+	}
+	if o.epoch, err = number(r, "Berth-Epoch"); err != nil {
+		return o, err
+	}
+	if o.fence, err = fenceOf(n.Metadata); err != nil {
+		return o, badInput("metadata.fence: %v", err)
+	}
+	if !identifier.MatchString(o.id) {
+		return o, badInput("sandboxID: 1 to 64 letters, digits, _ or -")
+	}
+	if o.template != DefaultTemplate {
+		return o, badInput("templateID: unknown template %.64q; known is %s", o.template, DefaultTemplate)
+	}
+	if n.Timeout < 0 || n.Timeout > maxTimeout {
+		return o, badInput("timeout: 0 to %d seconds", maxTimeout)
+	}
+	if err := o.display.Validate(); err != nil {
+		return o, badInput("display: %v", err)
+	}
+	if len(n.Metadata) > maxVars || len(n.EnvVars) > maxVars {
+		return o, badInput("at most %d entries of metadata and of envVars", maxVars)
+	}
+	size := 0
+	for name, vars := range map[string]map[string]string{"metadata": n.Metadata, "envVars": n.EnvVars} {
+		for k, v := range vars {
+			size += len(k) + len(v)
+			if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
+				return o, badInput("%s: a name is not empty and has no '='; no value has a NUL", name)
+			}
+		}
+	}
+	if size > maxVarBytes {
+		return o, badInput("metadata and envVars together have at most %d bytes", maxVarBytes)
+	}
+	return o, nil
+}
+
+// idempotencyKey reads the header, which every such call needs.
+func idempotencyKey(r *http.Request) (string, error) {
+	key := r.Header.Get("Idempotency-Key")
+	if key == "" || len(key) > 128 || strings.ContainsFunc(key, func(c rune) bool { return c <= ' ' || c > '~' }) {
+		return "", badInput("the header Idempotency-Key: 1 to 128 visible ASCII characters")
+	}
+	return key, nil
+}
+
+func number(r *http.Request, header string) (uint64, error) {
+	text := r.Header.Get(header)
+	if text == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return 0, badInput("the header %s: a whole number", header)
+	}
+	return n, nil
+}
+
+func (s *Server) getSandboxes(w http.ResponseWriter, _ *http.Request) error {
+	s.mu.Lock()
+	list := make([]detail, 0, len(s.boxes))
+	for _, b := range s.boxes {
+		list = append(list, b.detail())
+	}
+	s.mu.Unlock()
+	slices.SortFunc(list, func(a, b detail) int {
+		if c := a.StartedAt.Compare(b.StartedAt); c != 0 {
+			return c
+		}
+		return strings.Compare(a.SandboxID, b.SandboxID)
+	})
+	s.json(w, http.StatusOK, list)
+	return nil
+}
+
+func (s *Server) getSandbox(w http.ResponseWriter, r *http.Request) error {
+	b := s.find(r.PathValue("id"))
+	if b == nil {
+		return errNone
+	}
+	s.json(w, http.StatusOK, b.detail())
+	return nil
+}
+
+func (s *Server) deleteSandbox(w http.ResponseWriter, r *http.Request) error {
+	b := s.find(r.PathValue("id"))
+	if b == nil {
+		return errNone
+	}
+	if err := b.kill("it was killed"); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) postTimeout(w http.ResponseWriter, r *http.Request) error {
+	var body struct {
+		Timeout *int64 `json:"timeout"`
+	}
+	if err := s.read(w, r, &body); err != nil {
+		return err
+	}
+	if body.Timeout == nil || *body.Timeout < 0 || *body.Timeout > maxTimeout {
+		return badInput("timeout: 0 to %d seconds", maxTimeout)
+	}
+	b := s.find(r.PathValue("id"))
+	if b == nil {
+		return errNone
+	}
+	if err := b.setTimeout(time.Duration(*body.Timeout) * time.Second); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) notHere(_ http.ResponseWriter, r *http.Request) error {
+	if s.find(r.PathValue("id")) == nil {
+		return errNone
+	}
+	return &problem{http.StatusNotImplemented, "unsupported", "desktops cannot be paused"}
+}
+
+// postActions hands a batch to the sandbox's agent. It is checked here first, so
+// that what cannot run is refused also while the agent is busy.
+func (s *Server) postActions(w http.ResponseWriter, r *http.Request) error {
+	var body struct {
+		Actions json.RawMessage `json:"actions"`
+	}
+	if err := s.read(w, r, &body); err != nil {
+		return err
+	}
+	batch := desktop.Batch{Actions: body.Actions}
+	var err error
+	if batch.Key, err = idempotencyKey(r); err != nil {
+		return err
+	}
+	if batch.Fence, err = number(r, "Berth-Fence"); err != nil {
+		return err
+	}
+	if batch.Epoch, err = number(r, "Berth-Epoch"); err != nil {
+		return err
+	}
+	b, err := s.running(r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	actions, err := computer.DecodeActions(body.Actions)
+	if err == nil {
+		err = desktop.Check(actions, b.record().Display)
+	}
+	if err != nil {
+		return invalid(err)
+	}
+	done, err := b.guest.Agent().act(r.Context(), batch)
+	if err != nil {
+		return b.explain(r.Context(), err)
+	}
+	s.json(w, http.StatusOK, map[string]any{"actions": done.Actions})
+	return nil
+}
+
+func invalid(err error) error {
+	var fault *computer.InvalidError
+	if errors.As(err, &fault) {
+		return &problem{http.StatusBadRequest, fault.Code, fault.Error()}
+	}
+	return err
+}
+
+func (s *Server) getActions(w http.ResponseWriter, r *http.Request) error {
+	b, err := s.running(r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	done, err := b.guest.Agent().recall(r.Context(), r.PathValue("key"))
+	if err != nil {
+		return b.explain(r.Context(), err)
+	}
+	s.json(w, http.StatusOK, done)
+	return nil
+}
+
+// pictureWithin bounds one picture.
+const pictureWithin = 20 * time.Second
+
+func (s *Server) getScreenshot(w http.ResponseWriter, r *http.Request) error {
+	b, err := s.running(r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(r.Context(), pictureWithin, &problem{http.StatusGatewayTimeout, "timeout", "the desktop gave no picture in " + pictureWithin.String()})
+	defer cancel()
+	png, cursor, err := b.guest.Agent().screenshot(ctx)
+	if err != nil {
+		return b.explain(ctx, err)
+	}
+	w.Header().Set("Content-Type", "image/png")
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("Berth-Cursor", cursor)
+	s.write(w, http.StatusOK, png)
+	return nil
+}

@@ -1,0 +1,35 @@
+// Package sandboxd is the reference self-hosted sandbox server: the HTTP API of
+// api/sandboxd.yaml over machines that hold one desktop each.
+//
+//	request → api (key, limits, shape) → box (one sandbox's life) → Machine
+//	                                        └─ actions, pictures → agent inside
+//
+// The agent (package desktop) runs inside the sandbox, keeps the record of its
+// commands, and survives this process. This process keeps who a sandbox is, in
+// its state directory, and when it ends.
+//
+// # Guarantees
+//
+//   - A sandbox is announced (201) when it is ready to use; a create that fails,
+//     is killed, or that everybody who asked for it has gone away from, leaves
+//     nothing.
+//   - A full or draining server refuses at once; nothing queues. Sandboxes that
+//     start count; warm spares do not.
+//   - The same Idempotency-Key never makes a second sandbox, also after the first
+//     has ended (the last 10,000 endings, until a restart), and never runs a
+//     command again (the last 1,000 commands of a sandbox, for its life).
+//   - A command with an older fence or lease epoch than the sandbox has seen is
+//     refused and nothing of it runs.
+//   - A sandbox whose machine dies is off the inventory before its calls return,
+//     and they say that it is lost.
+//   - A restart, also by SIGKILL, takes over the sandboxes that run, with their
+//     ends of life, fences and remembered commands. The boot id changes when
+//     there were sandboxes and none is left.
+//
+// # Failure window
+//
+// A command that runs while this process dies is cancelled inside, releases what
+// it holds, and is remembered there as Unknown from the action it met. A sandbox
+// that was starting at that moment is removed at the next start. End-of-life
+// times pass unnoticed while no process runs; the next one ends those first.
+package sandboxd

@@ -1,0 +1,61 @@
+package sandboxd
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"runtime"
+
+	"berth/internal/sandboxd/jail"
+)
+
+// DefaultTemplate is the only template of this build.
+const DefaultTemplate = "desktop"
+
+// Options configure a Server.
+type Options struct {
+	StateDir      string // one server at a time has it; a short path, since sockets are below it
+	APIKey        string
+	MaxContainers int // sandboxes at a time
+	Warm          int // spares kept ready
+	Roles         []string
+	Machine       string // "desktop"
+	Limits        jail.Limits
+	OpenNetworks  []string // CIDR ranges reachable beside public addresses
+	AllowWeaker   bool     // start also where the host cannot isolate or limit
+	BrowserFlags  []string // more flags for Chromium
+	Logger        *slog.Logger
+}
+
+// DefaultLimits are those of one sandbox with a browser.
+func DefaultLimits() jail.Limits {
+	return jail.Limits{Memory: 2 << 30, Processes: 512, CPUs: float64(min(2, runtime.NumCPU())), Files: 512 << 20}
+}
+
+var identifier = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+
+// Validate lists every fault.
+func (o Options) Validate() []error {
+	var errs []error
+	add := func(bad bool, text string) {
+		if bad {
+			errs = append(errs, errors.New(text))
+		}
+	}
+	add(o.StateDir == "", "state dir: missing")
+	add(len(o.APIKey) < 16, "API key: at least 16 characters")
+	add(o.MaxContainers < 1 || o.MaxContainers > 1000, "max: 1 to 1000 sandboxes")
+	add(o.Warm < 0 || o.Warm > 100, "warm: 0 to 100 spares")
+	add(o.Limits.Memory != 0 && o.Limits.Memory < 128<<20, "memory: at least 128 MiB, or 0 for no limit")
+	add(o.Limits.Files < 0 || o.Limits.CPUs < 0 || o.Limits.Processes < 0, "a limit is negative")
+	for _, r := range o.Roles {
+		add(!identifier.MatchString(r), fmt.Sprintf("role %.70q: letters, digits, _ and -, at most 64", r))
+	}
+	if o.Machine == "firecracker" {
+		errs = append(errs, errors.New("machine firecracker is not in this build; use desktop"))
+	} else {
+		add(o.Machine != "desktop", fmt.Sprintf("machine %.40q: known is desktop", o.Machine))
+	}
+	return errs
+}
