@@ -20,7 +20,7 @@ import (
 
 // step is one thing that happens in a random history.
 type step struct {
-	Kind string  // act, observe, dup, kill, crash, drain, cut, hole, outage, sleep, hang, die
+	Kind string  // see history.do
 	VM   string  // of commands
 	N    int     // of dup: which command
 	Secs float64 // of act: how long it runs; of the others: how long it lasts
@@ -28,14 +28,14 @@ type step struct {
 
 func (s step) String() string {
 	switch s.Kind {
-	case "act", "observe", "kill", "hang", "die":
+	case "act", "observe", "kill", "hang", "die", "renew", "slow":
 		return fmt.Sprintf("%s(%s %.1f)", s.Kind, s.VM, s.Secs)
 	}
 	return fmt.Sprintf("%s(%d %.1f)", s.Kind, s.N, s.Secs)
 }
 
 func drawSteps(rt *rapid.T) []step {
-	kinds := []string{"act", "act", "act", "act", "act", "dup", "observe", "sleep", "sleep", "crash", "kill", "cut", "hole", "outage", "drain", "hang", "die"}
+	kinds := []string{"act", "act", "act", "act", "act", "dup", "observe", "sleep", "sleep", "crash", "kill", "cut", "hole", "outage", "drain", "hang", "die", "renew", "slow"}
 	return rapid.SliceOfN(rapid.Custom(func(rt *rapid.T) step {
 		return step{
 			Kind: rapid.SampledFrom(kinds).Draw(rt, "kind"),
@@ -112,6 +112,7 @@ type played struct {
 	id      string
 	data    any
 	actions int
+	fence   uint64
 }
 
 func newHistory(w *world) *history {
@@ -156,7 +157,7 @@ func (h *history) play(steps []step) {
 
 func (h *history) send(verb events.Verb, vm string, data any, actions int) {
 	id := fmt.Sprint(len(h.commands))
-	h.commands = append(h.commands, played{h.w.publish(vm, verb, id, data), verb, id, data, actions})
+	h.commands = append(h.commands, played{h.w.publish(vm, verb, id, data), verb, id, data, actions, h.fences[vm]})
 }
 
 func (h *history) do(s step) {
@@ -199,6 +200,16 @@ func (h *history) do(s step) {
 		time.Sleep(d)
 	case "hang":
 		w.fake(server1).Inject("Action", s.VM, 1, providertest.Injection{Hang: true})
+	case "renew": // killed, freed, and placed and made again
+		h.send(events.Kill, s.VM, events.Command{Fence: ptr(h.fences[s.VM]), Deadline: ptr(time.Now().Add(10 * time.Minute))}, 0)
+		if w.await(h.commands[len(h.commands)-1].sent).Outcome != computer.OK {
+			return
+		}
+		w.free(server1, s.VM)
+		h.fences[s.VM] = w.place(server1, s.VM)
+		h.send(events.Create, s.VM, events.CommandCreate{Fence: h.fences[s.VM], Tenant: "acme", Role: "git", TTLSeconds: 3600, Deadline: ptr(time.Now().Add(10 * time.Minute))}, 0)
+	case "slow": // the next create takes long
+		w.fake(server1).Inject("Create", s.VM, 1, providertest.Injection{Latency: d})
 	case "die":
 		if s.Secs > 6 {
 			w.fake(server1).Crash(s.VM)
@@ -216,8 +227,8 @@ func (h *history) check(results []events.Finished) {
 		count[fmt.Sprint(e.Key, "/", e.Index)]++
 		i := slices.IndexFunc(h.commands, func(c played) bool { return c.token == e.Key })
 		order[e.VM] = append(order[e.VM], i)
-		if e.Fence != h.fences[e.VM] {
-			w.Errorf("an effect in another life of %s", e.VM)
+		if i < 0 || e.Fence != h.commands[i].fence {
+			w.Errorf("an effect of command %d in another life of %s", i, e.VM)
 		}
 	}
 	for k, n := range count {
@@ -245,9 +256,23 @@ func (h *history) check(results []events.Finished) {
 			w.Errorf("command %d has no reason: %s", i, mustJSON(r))
 		case r.Outcome == computer.OK && c.verb == events.Kill:
 			for _, l := range w.fake(server1).Lives() {
-				if l.VM == c.vm && l.Ended.IsZero() {
+				if l.VM == c.vm && l.Fence <= c.fence && l.Ended.IsZero() {
 					w.Errorf("%s was killed and lives: %+v", c.vm, l)
 				}
+			}
+		case c.verb == events.Create && r.Outcome != computer.OK && r.Outcome != computer.Unknown:
+			for _, l := range w.fake(server1).Lives() {
+				if l.VM == c.vm && l.Fence == c.fence && l.Ended.IsZero() {
+					w.Errorf("the create of %s is %s and it lives: %+v", c.vm, r.Outcome, l)
+				}
+			}
+		}
+	}
+	lives := w.fake(server1).Lives()
+	for i, l := range lives {
+		for _, later := range lives[i+1:] {
+			if later.VM == l.VM && (l.Ended.IsZero() || l.Ended.After(later.Created)) {
+				w.Errorf("two lives of %s at once: %+v, %+v", l.VM, l, later)
 			}
 		}
 	}
