@@ -82,13 +82,12 @@ func ownSession(node string) string {
 	return path
 }
 
-// installing serialises installations: two at once would write one directory.
-var installing sync.Mutex
-
 // EnsureDriver installs Playwright's driver (a JavaScript package from the npm
 // registry, no browser) unless the right version is there already, and writes
-// what it does to progress, which may be nil. It ends early with ctx, but an
-// installation that has begun goes on in the background.
+// what it does to progress, which may be nil. An installation that is cut off
+// leaves nothing that looks like a driver, and of two at once one does the
+// work. It ends early with ctx, but an installation that has begun goes on in
+// the background.
 func EnsureDriver(ctx context.Context, progress io.Writer) error {
 	if err := findNode(); err != nil {
 		return err
@@ -97,20 +96,7 @@ func EnsureDriver(ctx context.Context, progress io.Writer) error {
 		progress = io.Discard
 	}
 	done := make(chan error, 1)
-	go func() {
-		installing.Lock()
-		defer installing.Unlock()
-		if driverInstalled() {
-			done <- nil
-			return
-		}
-		fmt.Fprintln(progress, "installing Playwright's driver from the npm registry")
-		err := pw.Install(&pw.RunOptions{SkipInstallBrowsers: true, Stdout: progress})
-		if err == nil {
-			fmt.Fprintln(progress, "installed Playwright's driver")
-		}
-		done <- err
-	}()
+	go func() { done <- installDriver(progress) }()
 	select {
 	case err := <-done:
 		if err != nil {
@@ -120,6 +106,55 @@ func EnsureDriver(ctx context.Context, progress io.Writer) error {
 	case <-ctx.Done():
 		return fmt.Errorf("install Playwright's driver: %w", context.Cause(ctx))
 	}
+}
+
+func installDriver(progress io.Writer) (err error) {
+	d, err := pw.NewDriver(&pw.RunOptions{SkipInstallBrowsers: true})
+	if err != nil {
+		return err
+	}
+	dir := os.Getenv("PLAYWRIGHT_DRIVER_PATH") // the same places where playwright-go looks
+	if dir == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return err
+		}
+		dir = filepath.Join(home, ".cache", "ms-playwright-go", d.Version)
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return err
+	}
+	lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }() // which releases it
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	if driverInstalled() {
+		return nil
+	}
+	if os.Getenv("PLAYWRIGHT_CLI_PATH") != "" {
+		return fmt.Errorf("PLAYWRIGHT_CLI_PATH does not name a driver of version %s", d.Version)
+	}
+	fmt.Fprintln(progress, "installing Playwright's driver from the npm registry")
+	fresh, err := os.MkdirTemp(filepath.Dir(dir), "installing-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(fresh)) }()
+	if err := pw.Install(&pw.RunOptions{SkipInstallBrowsers: true, DriverDirectory: fresh, Stdout: progress}); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(dir); err != nil { // what is there is of another version, or broken
+		return err
+	}
+	if err := os.Rename(fresh, dir); err != nil {
+		return err
+	}
+	fmt.Fprintln(progress, "installed Playwright's driver in", dir)
+	return nil
 }
 
 // driverInstalled reports whether the driver of the version that playwright-go
