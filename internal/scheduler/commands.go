@@ -22,6 +22,7 @@ func createToken(rec kv.Placement) string {
 type resultState struct {
 	started  bool
 	finished *events.Finished
+	seq      uint64 // in RESULTS, of the last message
 }
 
 // lastResult reads what became of a command of this placement.
@@ -31,13 +32,13 @@ func (t *term) lastResult(ctx context.Context, rec kv.Placement, token string) (
 		return resultState{}, err
 	}
 	if e.Type() != events.TypeFinished {
-		return resultState{started: true}, nil
+		return resultState{started: true, seq: raw.Sequence}, nil
 	}
 	var f events.Finished
 	if err := events.DecodeTolerant(e, &f); err != nil {
 		return resultState{}, fmt.Errorf("result of %s: %w", rec.VMID, err)
 	}
-	return resultState{started: true, finished: &f}, nil
+	return resultState{started: true, finished: &f, seq: raw.Sequence}, nil
 }
 
 // publish sends a command of the scheduler's own. The message id spares the
@@ -81,8 +82,9 @@ func (t *term) publishCreate(ctx context.Context, rec kv.Placement) error {
 }
 
 // pursueKill sees to it that a kill is out for this placement and reports
-// whether the sandbox is confirmed gone. A kill that failed or was not taken
-// up in time is followed by another with the next number.
+// whether the sandbox is confirmed gone. A kill that failed, was not taken up
+// in time, or finished before the create did is followed by another with the
+// next number.
 func (t *term) pursueKill(ctx context.Context, rec kv.Placement) (gone bool, err error) {
 	attempt := 1
 	if rec.Ending != nil {
@@ -104,10 +106,15 @@ func (t *term) pursueKill(ctx context.Context, rec kv.Placement) (gone bool, err
 		return false, err
 	}
 	if f := result.finished; f != nil {
-		if f.Outcome == computer.OK || f.Error != nil && (f.Error.Code == events.CodeNotFound || f.Error.Code == events.CodeFenceStale || f.Error.Code == events.CodeWrongServer) {
+		create, err := t.lastResult(ctx, rec, createToken(rec))
+		if err != nil {
+			return false, err
+		}
+		confirmed := create.finished == nil || create.seq < result.seq
+		if confirmed && (f.Outcome == computer.OK || f.Error != nil && (f.Error.Code == events.CodeNotFound || f.Error.Code == events.CodeFenceStale || f.Error.Code == events.CodeWrongServer)) {
 			return true, nil
 		}
-		if wait > 0 && sent {
+		if confirmed && wait > 0 && sent {
 			return false, nil
 		}
 		attempt, sent = attempt+1, false
@@ -139,26 +146,6 @@ func (t *term) untilKillAgain(vm string) time.Duration {
 		}
 	}
 	return killAgain
-}
-
-// claimRejected ends a command that nobody has claimed as `finished rejected`.
-// bus.ErrTaken means that somebody has.
-func (t *term) claimRejected(ctx context.Context, rec kv.Placement, token string, verb events.Verb, commandID, code, message string) error {
-	f := events.Finished{
-		CommandID: commandID, Source: events.SourceScheduler, Command: verb, Outcome: computer.Rejected,
-		Error: &computer.Fault{Code: code, Message: message}, Actions: []computer.ActionResult{},
-		Timing: events.Timing{FinishedAt: time.Now().UTC()}, Fence: rec.Fence, Request: rec.Request,
-	}
-	e, err := events.New(events.TypeFinished, events.SourceScheduler, token+"-swept", f)
-	if err != nil {
-		return err
-	}
-	msg, err := events.NewMessage(ctx, events.ResultSubject(rec.ServerID, rec.VMID, token), e)
-	if err != nil {
-		return err
-	}
-	_, err = bus.PublishExpecting(ctx, t.js, msg, 0)
-	return err
 }
 
 // free gives a sandbox's slot back. It is idempotent, and another placement of

@@ -132,6 +132,7 @@ type fakeWorker struct {
 	b      *bundle
 	id     string
 	answer func(verb events.Verb, vm string) computer.Outcome // "": stay silent
+	delay  func(verb events.Verb, vm string) time.Duration    // before the result; nil: none
 	code   string                                             // of refusals
 
 	mu    sync.Mutex
@@ -172,7 +173,20 @@ func (b *bundle) worker(id string, config kv.ServerConfig) *fakeWorker {
 		if err != nil {
 			b.t.Fatal(err)
 		}
-		cc, err := c.Consume(func(msg jetstream.Msg) { w.handle(ctx, msg) })
+		cc, err := c.Consume(func(msg jetstream.Msg) {
+			path, err := events.ParseCommand(msg.Subject())
+			if err == nil && w.delay != nil && w.delay(path.Verb, path.VM) > 0 {
+				b.wg.Go(func() {
+					select {
+					case <-ctx.Done():
+					case <-time.After(w.delay(path.Verb, path.VM)):
+						w.handle(ctx, msg)
+					}
+				})
+				return
+			}
+			w.handle(ctx, msg)
+		})
 		if err != nil {
 			b.t.Fatal(err)
 		}

@@ -368,6 +368,67 @@ func TestQuota(t *testing.T) {
 	})
 }
 
+// A sandbox that becomes ready after its requester's deadline is destroyed
+// again, and the request has expired (Q1: SeleniumHQ/selenium#11881, #10831).
+func TestLateIsDestroyed(t *testing.T) {
+	run(t, func(t *testing.T, b *bundle) {
+		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 5})
+		defer w.stop()
+		w.delay = func(v events.Verb, _ string) time.Duration {
+			if v == events.Create {
+				return 15 * time.Second
+			}
+			return 0
+		}
+		b.untilEvent(3*time.Second, "_", "ax102-01", "healthy")
+		b.create("default", "r1", map[string]any{"vmId": "a", "queueTimeoutSeconds": 10})
+		if e := b.untilEvent(30*time.Second, "default", "a", "expired"); e["code"] != events.CodeQueueTimeout {
+			t.Errorf("expired: %v", e)
+		}
+		b.until(30*time.Second, "destroyed and freed", func() bool {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return len(w.live) == 0 && len(b.server("ax102-01").Allocs) == 0
+		})
+		same(t, b.names("default", "a"), []string{"placed", "expired"})
+	})
+}
+
+// A server that hangs with its creates holds up nobody else's (Q2:
+// SeleniumHQ/selenium#13723), and one that refused is tried again after a
+// while (Q6: e2b-dev/infra#2867).
+func TestSlowAndRefusingServers(t *testing.T) {
+	run(t, func(t *testing.T, b *bundle) {
+		slow := b.worker("slow-01", kv.ServerConfig{MaxContainers: 200, Priority: 5, Roles: []string{"slow"}})
+		defer slow.stop()
+		slow.answer = func(v events.Verb, _ string) computer.Outcome { return "" }
+		quick := b.worker("quick-01", kv.ServerConfig{MaxContainers: 200})
+		defer quick.stop()
+		var refusals atomic.Int32
+		quick.code = events.CodeFull
+		quick.answer = func(v events.Verb, vm string) computer.Outcome {
+			if v == events.Create && vm == "picky" && refusals.Add(1) <= 2 {
+				return computer.Rejected
+			}
+			return computer.OK
+		}
+		b.until(3*time.Second, "both healthy", func() bool { return len(b.events("event._.*.healthy")) == 2 })
+		for i := range 100 {
+			b.create("default", fmt.Sprint("s", i), map[string]any{"role": "slow"})
+		}
+		begin := time.Now()
+		for i := range 20 {
+			b.create("default", fmt.Sprint("q", i), map[string]any{"vmId": fmt.Sprint("q", i)})
+		}
+		b.until(5*time.Second, "all quick ones ready", func() bool { return len(b.events("event.default.*.ready")) == 20 })
+		if d := time.Since(begin); d > time.Second {
+			t.Errorf("the quick ones took %s beside a server that hangs", d)
+		}
+		b.create("default", "picky", map[string]any{"vmId": "picky"})
+		b.untilEvent(40*time.Second, "default", "picky", "ready")
+	})
+}
+
 // Thousands wait durably: every scheduler dies, order within each tenant
 // holds, freed slots go to the tenants in turn, a waiting request is killed
 // within a second, and REQUESTS holds nothing unacknowledged (Q3, Q11).

@@ -99,8 +99,12 @@ func (t *term) stepStarting(ctx context.Context, rec kv.Placement) (time.Duratio
 		return t.confirm(ctx, rec, *f)
 	}
 	if rec.Ending != nil {
-		if _, err := t.pursueKill(ctx, rec); err != nil {
+		gone, err := t.pursueKill(ctx, rec)
+		if err != nil {
 			return 0, err
+		}
+		if gone && !result.started {
+			return 0, t.sweep(ctx, rec, events.CodeKilled, rec.Ending.Message) // lest a worker takes it up after all
 		}
 	}
 	again := time.Until(rec.Deadline)
@@ -131,7 +135,7 @@ func (t *term) stepStarting(ctx context.Context, rec kv.Placement) (time.Duratio
 func (t *term) awaitClaim(ctx context.Context, rec kv.Placement, again time.Duration) (time.Duration, error) {
 	age := time.Since(*rec.ReservedAt)
 	if age >= confirmWithin {
-		return 0, t.sweep(ctx, rec)
+		return 0, t.sweep(ctx, rec, events.CodeUnconfirmed, fmt.Sprintf("no worker of %s took it up within %s", rec.ServerID, confirmWithin))
 	}
 	t.mu.Lock()
 	v := t.vms[rec.VMID]
@@ -376,10 +380,12 @@ func (t *term) requeue(ctx context.Context, rec kv.Placement, code, message stri
 
 // sweep claims a create command that no worker has taken up, so that none ever
 // will; if a worker was faster, its claim is followed instead.
-func (t *term) sweep(ctx context.Context, rec kv.Placement) error {
-	err := t.claimRejected(ctx, rec, createToken(rec), events.Create, events.CreateCommandID(rec.VMID, rec.Fence),
-		events.CodeUnconfirmed, fmt.Sprintf("no worker of %s took it up within %s", rec.ServerID, confirmWithin))
-	if err != nil && !errors.Is(err, bus.ErrTaken) {
+func (t *term) sweep(ctx context.Context, rec kv.Placement, code, message string) error {
+	err := t.publishEnd(ctx, rec.ServerID, rec.VMID, events.Event{}, events.Finished{
+		CommandID: events.CreateCommandID(rec.VMID, rec.Fence), Source: events.SourceScheduler, Command: events.Create, Outcome: computer.Rejected,
+		Error: &computer.Fault{Code: code, Message: message}, Fence: rec.Fence, Request: rec.Request,
+	}, 0)
+	if err != nil {
 		return err
 	}
 	t.queue.add(rec.VMID)

@@ -115,14 +115,18 @@ func (t *term) endStray(ctx context.Context, path events.CommandPath, raw *jetst
 	}, 0)
 }
 
-// publishEnd publishes `finished` for the command e expecting last as the last
-// message of its result subject; that somebody else was faster is no error.
+// publishEnd publishes `finished` for a command expecting last as the last
+// message of its result subject; that somebody else was faster is no error. e
+// is the command or its claim; a forwarded one is marked as such.
 func (t *term) publishEnd(ctx context.Context, server, vm string, e events.Event, f events.Finished, last uint64) error {
 	f.Actions, f.Timing = []computer.ActionResult{}, events.Timing{FinishedAt: time.Now().UTC()}
 	token := events.Token(f.Source, f.CommandID)
 	out, err := events.New(events.TypeFinished, events.SourceScheduler, token+"-ended", f)
 	if err != nil {
 		return err
+	}
+	if e.Context == nil {
+		e = out
 	}
 	if forwarded, ok := e.Extensions()[events.ExtForwarded]; ok {
 		out.SetExtension(events.ExtForwarded, forwarded)
