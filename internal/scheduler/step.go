@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"berth/internal/bus"
 	"berth/internal/computer"
 	"berth/internal/events"
 	"berth/internal/kv"
