@@ -19,8 +19,9 @@ import (
 )
 
 // The active scheduler dies, or is cut off, in the middle of a burst; another
-// finishes it within 5 s. Nothing is lost, said twice or overbooked (I1, I2;
-// Q5, H3).
+// finishes it within 5 s. Nothing is lost, said twice or overbooked, and no
+// half-made reservation stays (I1, I2, I8; Q13: k8s#49314; H3:
+// hashicorp/nomad#3035).
 func TestSuccessorFinishesTheBurst(t *testing.T) {
 	for _, how := range []string{"crash", "stop"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -101,7 +102,8 @@ func TestUnsaidIsSaid(t *testing.T) {
 }
 
 // The NATS server restarts under a scheduler: it goes on, and hears what
-// happens afterwards (H11).
+// happens afterwards (H11: nats-io/nats.go#1094,
+// openobserve#13594).
 func TestServerRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := setup(t)

@@ -71,7 +71,7 @@ func TestMonitor(t *testing.T) {
 }
 
 // A server that keeps falling is held down longer each time, and a long health
-// is rewarded (H8).
+// is rewarded (H8: daytona#5141).
 func TestFlappingIsHeld(t *testing.T) {
 	beat := good()
 	w := watch()
@@ -121,7 +121,8 @@ func TestRamp(t *testing.T) {
 }
 
 // When most fall silent at once nobody is taken for down; when one does, it is
-// (H4). After the observer's own pause everyone has full grace (H2).
+// (H4: k8s#24200, #131182). After the observer's own pause everyone has full
+// grace (H2: SeleniumHQ/selenium#11948).
 func TestMassBrake(t *testing.T) {
 	now := time.Unix(1000, 0)
 	servers := map[string]*serverState{}

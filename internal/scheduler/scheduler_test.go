@@ -110,6 +110,8 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
+// What can be neither obeyed nor answered is put aside with the reason, leaves
+// the queue and stops nobody (I7, Q15: nats-io/nats-server#5564).
 func TestMalformedIsPutAside(t *testing.T) {
 	run(t, func(t *testing.T, b *bundle) {
 		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 2})
@@ -128,6 +130,9 @@ func TestMalformedIsPutAside(t *testing.T) {
 	})
 }
 
+// What does not fit waits, hears why in counts, and goes on when the very
+// change comes: a server, a slot (Q3: SeleniumHQ/docker-selenium#2169; Q7:
+// e2b-dev/infra#3553; Q11: hashicorp/nomad#17278; Q12: k8s#72122).
 func TestWaitsAndWakes(t *testing.T) {
 	run(t, func(t *testing.T, b *bundle) {
 		b.create("default", "r1", map[string]any{"vmId": "a"})
@@ -157,6 +162,8 @@ func TestWaitsAndWakes(t *testing.T) {
 	})
 }
 
+// Every clock is in the record and ends its sandbox at its server, with the
+// code that says which clock it was (L8: opensandbox#1200; L14: selenoid#783).
 func TestClocks(t *testing.T) {
 	run(t, func(t *testing.T, b *bundle) {
 		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 5})
@@ -179,7 +186,8 @@ func TestClocks(t *testing.T) {
 	})
 }
 
-// A refusal by the server queues again, elsewhere (Q14); a failure is final.
+// A refusal by the server queues again, elsewhere (Q14: k8s#106884); a failure
+// is final, and its slot is free (L12: daytona#5142).
 func TestRefusedAndFailedCreates(t *testing.T) {
 	run(t, func(t *testing.T, b *bundle) {
 		picky := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 5, Priority: 10})
@@ -253,7 +261,7 @@ func TestWorkersWordThatOneIsLost(t *testing.T) {
 	})
 }
 
-// A server that falls silent is degraded, then down; what it held is lost
+// (H1: SeleniumHQ/selenium#9658; Q14) A server that falls silent is degraded, then down; what it held is lost
 // after a minute, and it comes back with three good heartbeats.
 func TestHealth(t *testing.T) {
 	run(t, func(t *testing.T, b *bundle) {
@@ -283,6 +291,8 @@ func TestHealth(t *testing.T) {
 	})
 }
 
+// A service that knows only its tenant acts through the scheduler, and cannot
+// see another tenant's sandbox.
 func TestForwardedCommands(t *testing.T) {
 	run(t, func(t *testing.T, b *bundle) {
 		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 5})
@@ -301,6 +311,8 @@ func TestForwardedCommands(t *testing.T) {
 	})
 }
 
+// A drain is complete when the worker has confirmed zero, and forced at its
+// deadline (H5: hashicorp/nomad#14293, SeleniumHQ/docker-selenium#2654).
 func TestCordonDrainRemove(t *testing.T) {
 	run(t, func(t *testing.T, b *bundle) {
 		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 5})
@@ -337,6 +349,7 @@ func TestCordonDrainRemove(t *testing.T) {
 	})
 }
 
+// A tenant has at most its quota of live sandboxes, and hears so.
 func TestQuota(t *testing.T) {
 	run(t, func(t *testing.T, b *bundle) {
 		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 50})
