@@ -22,7 +22,11 @@ has_browser() {
     compgen -G "${HOME:-/root}/.cache/ms-playwright/chromium-*/chrome-linux*/chrome"
 }
 has_browser >/dev/null || packages+=(chromium fonts-dejavu-core)
-[ -n "${PLAYWRIGHT_NODEJS_PATH:-}" ] || command -v node >/dev/null || packages+=(nodejs)
+has_node() { # Playwright's driver needs version 20
+  [ -n "${PLAYWRIGHT_NODEJS_PATH:-}" ] && return
+  command -v node >/dev/null && [ "$(node --version | sed 's/^v\([0-9]*\).*/\1/')" -ge 20 ]
+}
+has_node || packages+=(nodejs)
 
 if [ ${#packages[@]} -gt 0 ]; then
   if ! command -v apt-get >/dev/null; then
@@ -31,6 +35,14 @@ if [ ${#packages[@]} -gt 0 ]; then
   fi
   echo "setup: installing ${packages[*]}"
   as_root env DEBIAN_FRONTEND=noninteractive apt-get update -q
+  if ! has_node; then
+    offered=$(apt-cache policy nodejs | sed -n 's/^ *Candidate: \([0-9]*\).*/\1/p')
+    if [ "${offered:-0}" -lt 20 ]; then
+      echo "setup: Playwright's driver needs Node.js 20 or newer and this distribution offers version ${offered:-none};" >&2
+      echo "setup: install a newer one (nodejs.org) and put it into PATH, or name it in PLAYWRIGHT_NODEJS_PATH" >&2
+      exit 1
+    fi
+  fi
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${packages[@]}"
 fi
 exec bin/berth setup --quiet
