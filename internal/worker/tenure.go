@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"sync"
 	"time"
 
@@ -201,10 +202,12 @@ var errSuperseded = errors.New("another worker has registered with a later epoch
 // here on a worker of an earlier epoch cannot register.
 func (t *tenure) register(ctx context.Context) error {
 	config := t.server.Config
+	var before kv.Server
 	_, _, err := kv.Update(ctx, t.placements, kv.ServerKey(t.server.ID), func(s *kv.Server, _ uint64) error {
 		if s.Epoch > t.lease.Epoch {
 			return fmt.Errorf("epoch %d after %d: %w", s.Epoch, t.lease.Epoch, errSuperseded)
 		}
+		before = *s
 		s.ID, s.Config, s.Worker, s.Epoch = t.server.ID, config, t.w.opts.Name, t.lease.Epoch
 		if s.Admin == "" {
 			s.Admin = kv.Active
@@ -213,6 +216,9 @@ func (t *tenure) register(ctx context.Context) error {
 	})
 	if err != nil {
 		return fmt.Errorf("register server: %w", err)
+	}
+	if before.Worker != "" && before.Worker != t.w.opts.Name && !reflect.DeepEqual(before.Config, config) {
+		t.log.Warn("the registry entry differs from the one that another worker had; this one holds now", "other", before.Worker, "was", before.Config, "is", config)
 	}
 	return nil
 }
