@@ -5,7 +5,6 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"crypto/subtle"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"berth/api"
 	"berth/internal/computer"
 	"berth/internal/desktop"
 )
@@ -186,20 +186,11 @@ func (s *Server) hasKey(r *http.Request) bool {
 	return subtle.ConstantTimeCompare(sum[:], s.key[:]) == 1
 }
 
-// StreamToken is the proof that lets a person's browser, which sends no header,
-// watch one sandbox until expires (Unix seconds): whoever has the API key can
-// make it.
-func StreamToken(apiKey, sandboxID string, expires int64) string {
-	mac := hmac.New(sha256.New, []byte(apiKey))
-	fmt.Fprintf(mac, "berth stream\n%s\n%d", sandboxID, expires)
-	return hex.EncodeToString(mac.Sum(nil))
-}
-
 // withToken lets in who has the key, or a token for the live view.
 func (s *Server) withToken(h handler) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		expires, err := strconv.ParseInt(r.URL.Query().Get("expires"), 10, 64)
-		token := StreamToken(s.opts.APIKey, r.PathValue("id"), expires)
+		token := api.StreamToken(s.opts.APIKey, r.PathValue("id"), expires)
 		valid := err == nil && time.Now().Unix() < expires && hmac.Equal([]byte(token), []byte(r.URL.Query().Get("token")))
 		if !valid && !s.hasKey(r) {
 			return &problem{http.StatusUnauthorized, "unauthorized", "the address has no valid token, or its time is up"}
@@ -323,6 +314,9 @@ func (s *Server) postSandbox(w http.ResponseWriter, r *http.Request) error {
 	b, err := s.create(r.Context(), o)
 	if err != nil {
 		return err
+	}
+	if !b.announce(r.Context()) {
+		return b.kill("nobody waited for it any more")
 	}
 	s.json(w, http.StatusCreated, b.detail())
 	return nil

@@ -41,7 +41,8 @@ type box struct {
 
 	mu      sync.Mutex
 	rec     record
-	waiting int // callers that wait for the start
+	waiting int  // callers that wait for the start
+	known   bool // somebody has been told that it is ready
 	reason  string
 	timer   *time.Timer
 }
@@ -84,6 +85,18 @@ func (s *Server) create(ctx context.Context, o order) (*box, error) {
 		}
 		return nil, context.Cause(ctx)
 	}
+}
+
+// announce notes that a caller is being told that the box is ready. It reports
+// false where that caller has gone away and nobody else knows of the box.
+func (b *box) announce(ctx context.Context) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.waiting--
+	if ctx.Err() == nil {
+		b.known = true
+	}
+	return b.known || b.waiting > 0
 }
 
 // enter takes a place for a sandbox, or finds the one of the same key.

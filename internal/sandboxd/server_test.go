@@ -500,7 +500,7 @@ func TestStream(t *testing.T) {
 	path := w.create(t, "vm-a")
 	until := time.Now().Add(time.Minute).Unix()
 	query := func(id string, expires int64) string {
-		return "?expires=" + strconv.FormatInt(expires, 10) + "&token=" + StreamToken(testKey, id, expires)
+		return "?expires=" + strconv.FormatInt(expires, 10) + "&token=" + api.StreamToken(testKey, id, expires)
 	}
 	noKey := []string{"X-API-Key", ""}
 	if a := w.want(t, 200, "GET", path+"/stream"+query("vm-a", until), nil, noKey...); !strings.Contains(string(a.body), "/sandboxes/vm-a/stream/frames?expires=") || strings.Contains(string(a.body), testKey) {
