@@ -8,6 +8,7 @@ import (
 
 	"berth/internal/providers"
 	"berth/internal/providers/playwright"
+	"berth/internal/providers/selfhosted"
 )
 
 // Missing returns an error for every server whose provider this build does
@@ -15,7 +16,7 @@ import (
 func Missing(servers []Server) []error {
 	var errs []error
 	for _, s := range servers {
-		if s.Kind != Playwright {
+		if s.Kind != Playwright && s.Kind != SelfHosted {
 			errs = append(errs, s.missing())
 		}
 	}
@@ -36,7 +37,15 @@ type Deps struct {
 
 // Open opens the server's provider. The caller closes it.
 func (s Server) Open(ctx context.Context, deps Deps) (providers.Provider, error) {
-	if s.Kind != Playwright {
+	switch s.Kind {
+	case SelfHosted:
+		p, err := selfhosted.New(ctx, selfhosted.Options{ServerID: s.ID, URL: s.URL, APIKey: s.APIKey, Template: s.Template, Logger: deps.Log})
+		if err != nil {
+			return nil, err // it names the server
+		}
+		return p, nil
+	case Playwright:
+	default:
 		return nil, s.missing()
 	}
 	opts := playwright.Options{ServerID: s.ID, MaxContainers: s.Config.MaxContainers, Ephemeral: deps.Ephemeral, Logger: deps.Log}
