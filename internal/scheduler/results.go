@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -59,23 +60,35 @@ func (t *term) onResult(ctx context.Context, msg jetstream.Msg) error {
 }
 
 // killed ends a sandbox whose kill has finished, where it was not the scheduler
-// that asked for it: of its own kills it follows the record's Ending.
+// that asked for it: of its own kills it follows the record's Ending. The
+// record itself decides, not the mirror: this result is heard once.
 func (t *term) killed(ctx context.Context, path events.ResultPath, f events.Finished) error {
 	defer t.queue.add(path.VM)
 	if f.Source == events.SourceScheduler {
 		return nil
 	}
-	t.mu.Lock()
-	var rec kv.Placement
-	if v := t.vms[path.VM]; v != nil {
-		rec = v.rec
+	unlock, err := t.moving.lock(ctx, path.VM)
+	if err != nil {
+		return err
 	}
-	t.mu.Unlock()
-	if rec.Phase != kv.Ready || rec.ServerID != path.Server || rec.Fence != f.Fence || rec.Ending != nil {
+	defer unlock()
+	rec, rev, err := kv.Get[kv.Placement](ctx, t.placements, kv.VMKey(path.VM))
+	if errors.Is(err, kv.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	t.applyVM(rec, rev)
+	if rec.ServerID != path.Server || rec.Fence != f.Fence || rec.Ending != nil {
 		return nil
 	}
 	how := ending(events.EventKilled, events.CodeKilled, fmt.Sprintf("killed by command %s of %s", f.CommandID, f.Source))
-	return t.alone(ctx, path.VM, func() error { return t.end(ctx, rec, how) })
+	if rec.Phase == kv.Ready {
+		return t.end(ctx, rec, how)
+	}
+	_, err = t.setEnding(ctx, path.VM, how) // its create has not been confirmed yet
+	return err
 }
 
 // used starts a sandbox's idle clock anew.

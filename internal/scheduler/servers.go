@@ -375,7 +375,7 @@ func (t *term) drain(ctx context.Context, id string, now time.Time) error {
 		return nil
 	}
 	rec := s.rec
-	empty := len(rec.Allocs) == 0 && s.health.ever && s.beat.Running == 0
+	empty := len(rec.Allocs) == 0 && s.health.ever && s.beat.Synced && s.beat.Running == 0
 	switch {
 	case !empty:
 		s.drainedFor = time.Time{}
