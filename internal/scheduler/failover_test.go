@@ -291,3 +291,45 @@ func (b *bundle) watchInvariants() (broken func() string) {
 		return why
 	}
 }
+
+// A kill that a trusted service sends to the worker itself ends the sandbox
+// too, also one whose create the scheduler has not heard of yet.
+func TestKillPastTheScheduler(t *testing.T) {
+	run(t, func(t *testing.T, b *bundle) {
+		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 5})
+		defer w.stop()
+		w.delay = func(v events.Verb, vm string) time.Duration {
+			if v == events.Create && vm == "early" {
+				return 2 * time.Second
+			}
+			return 0
+		}
+		b.untilEvent(3*time.Second, "_", "ax102-01", "healthy")
+		b.create("default", "r1", map[string]any{"vmId": "ready"})
+		b.create("default", "r2", map[string]any{"vmId": "early"})
+		b.untilEvent(5*time.Second, "default", "ready", "ready")
+		for _, vm := range []string{"ready", "early"} {
+			fence := b.vm(vm).Fence
+			e, err := events.New(events.CommandType(events.Kill), "/test", "kill-"+vm, events.Command{Fence: &fence})
+			if err != nil {
+				t.Fatal(err)
+			}
+			msg, err := events.NewMessage(t.Context(), events.CommandSubject("ax102-01", vm, events.Kill), e)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := b.js.PublishMsg(t.Context(), msg); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.untilEvent(5*time.Second, "default", "ready", "killed")
+		if f := b.untilEvent(10*time.Second, "default", "early", "failed"); f["code"] != events.CodeKilled {
+			t.Errorf("failed: %v", f)
+		}
+		b.until(20*time.Second, "all gone and freed", func() bool {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return len(w.live) == 0 && len(b.server("ax102-01").Allocs) == 0
+		})
+	})
+}
