@@ -5,8 +5,10 @@ import (
 	"crypto/sha256"
 	"errors"
 	"log/slog"
+	"maps"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -156,38 +158,34 @@ func (s *Server) Drain() {
 	s.draining = true
 }
 
-// Close stops serving. Sandboxes and spares stay and are taken over by the
-// next Server of the state directory; those that start are given up.
+// Close stops serving and ends the spares. Sandboxes stay and are taken over by
+// the next Server of the state directory; those that start are given up.
 func (s *Server) Close() error {
 	s.Drain()
-	s.cancel(errClosed)
-	s.tasks.Wait()
-	return s.store.close()
-}
-
-// Shutdown kills all sandboxes and spares and closes.
-func (s *Server) Shutdown() error {
-	s.Drain()
-	s.mu.Lock()
-	boxes := make([]*box, 0, len(s.boxes))
-	for _, b := range s.boxes {
-		boxes = append(boxes, b)
-	}
-	s.mu.Unlock()
-	var errs []error
-	for _, b := range boxes {
-		errs = append(errs, b.kill("the server shut down"))
-	}
 	s.cancel(errClosed)
 	s.tasks.Wait()
 	s.mu.Lock()
 	spares := s.spares
 	s.spares = nil
 	s.mu.Unlock()
+	var errs []error
 	for _, sp := range spares {
 		errs = append(errs, sp.discard(s))
 	}
 	return errors.Join(append(errs, s.store.close())...)
+}
+
+// Shutdown kills all sandboxes and closes.
+func (s *Server) Shutdown() error {
+	s.Drain()
+	s.mu.Lock()
+	boxes := slices.Collect(maps.Values(s.boxes))
+	s.mu.Unlock()
+	var errs []error
+	for _, b := range boxes {
+		errs = append(errs, b.kill("the server shut down"))
+	}
+	return errors.Join(append(errs, s.Close())...)
 }
 
 // takeSlot returns a number that no other guest has.
