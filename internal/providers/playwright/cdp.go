@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
+	pw "github.com/mxschmitt/playwright-go"
 )
 
 // maxMessage is more than any picture of the largest display.
@@ -24,8 +25,14 @@ type devtools struct {
 
 	mu       sync.Mutex
 	last     int
-	pending  map[int]chan message
+	pending  map[int]pending
 	handlers map[string]func(session string, params json.RawMessage)
+}
+
+// pending is a command without an answer yet.
+type pending struct {
+	session string
+	answer  chan message // of capacity one
 }
 
 // message is one CDP message: an answer if it has an id, else an event.
@@ -51,7 +58,8 @@ func dialDevtools(ctx context.Context, endpoint string, start func(func()) bool)
 		return nil, fmt.Errorf("connect to the browser: %w", err)
 	}
 	ws.SetReadLimit(maxMessage)
-	c := &devtools{ws: ws, gone: make(chan struct{}), pending: map[int]chan message{}, handlers: map[string]func(string, json.RawMessage){}}
+	c := &devtools{ws: ws, gone: make(chan struct{}), pending: map[int]pending{}, handlers: map[string]func(string, json.RawMessage){}}
+	c.on("Target.detachedFromTarget", c.detached)
 	if !start(c.read) {
 		return nil, errors.Join(errKilled, ws.CloseNow())
 	}
@@ -72,13 +80,32 @@ func (c *devtools) read() {
 			continue // not CDP; whoever waits for it has a time-out
 		}
 		c.mu.Lock()
-		answer, handler := c.pending[m.ID], c.handlers[m.Method]
+		waiter, handler := c.pending[m.ID], c.handlers[m.Method]
 		delete(c.pending, m.ID)
 		c.mu.Unlock()
-		if m.ID != 0 && answer != nil {
-			answer <- m
+		if m.ID != 0 && waiter.answer != nil {
+			waiter.answer <- m
 		} else if handler != nil {
 			handler(m.Session, m.Params)
+		}
+	}
+}
+
+// detached fails the commands of a session that is over, since Chromium does
+// not answer them.
+func (c *devtools) detached(_ string, raw json.RawMessage) {
+	var event struct {
+		SessionID string `json:"sessionId"`
+	}
+	if err := json.Unmarshal(raw, &event); err != nil || event.SessionID == "" {
+		return // no event that we know
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id, p := range c.pending {
+		if p.session == event.SessionID {
+			delete(c.pending, id)
+			close(p.answer)
 		}
 	}
 }
@@ -103,7 +130,7 @@ func (c *devtools) call(ctx context.Context, session, method string, p params, o
 	c.mu.Lock()
 	c.last++
 	id := c.last
-	c.pending[id] = answer
+	c.pending[id] = pending{session, answer}
 	c.mu.Unlock()
 	defer func() {
 		c.mu.Lock()
@@ -129,7 +156,10 @@ func (c *devtools) call(ctx context.Context, session, method string, p params, o
 		return fmt.Errorf("%s: %w: %w", method, errDevtoolsGone, err)
 	}
 	select {
-	case m := <-answer:
+	case m, ok := <-answer:
+		if !ok {
+			return fmt.Errorf("%s: %w", method, pw.ErrTargetClosed)
+		}
 		if m.Error != nil {
 			return fmt.Errorf("%s: %s", method, m.Error.Message)
 		}

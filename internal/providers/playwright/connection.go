@@ -238,6 +238,14 @@ func (c *connection) prepare(p *page) error {
 	if err != nil {
 		return err
 	}
+	c.mu.Lock()
+	active := c.active == p
+	c.mu.Unlock()
+	if active { // one that opened in the background gives no pictures, and takes no display
+		if err := p.BringToFront(); err != nil {
+			return fmt.Errorf("bring to front: %w", err)
+		}
+	}
 	d := c.s.display()
 	if err := p.SetViewportSize(d.Width, d.Height); err != nil {
 		return fmt.Errorf("set the display: %w", err)
@@ -377,6 +385,27 @@ func (c *connection) current(ctx context.Context) (*page, error) {
 			return nil, c.s.lost()
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// activeTarget returns the active page's CDP target, "" while it is opening.
+func (c *connection) activeTarget() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.active == nil {
+		return ""
+	}
+	return c.active.target
+}
+
+// choose makes the page of a target the active one, if it is there.
+func (c *connection) choose(target string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.pages {
+		if p.target == target && target != "" && c.active != p {
+			c.activate(p)
 		}
 	}
 }

@@ -70,7 +70,7 @@ func (p *Provider) Execute(ctx context.Context, batch providers.Batch) ([]provid
 		if err == nil && results[i].Outcome == computer.OK {
 			continue
 		}
-		if releaseErr := r.releaseAll(ctx); releaseErr != nil {
+		if releaseErr := r.releaseAll(ctx); releaseErr != nil && !r.breaks() {
 			s.bury(fmt.Errorf("keys could not be released: %w", releaseErr))
 		}
 		if err != nil {
@@ -209,6 +209,26 @@ func (r *run) explain(ctx context.Context, err error) (*computer.Fault, error) {
 	}
 }
 
+// breaks reports whether the connection, the sandbox or the provider has ended
+// or does so in a moment, which then is why a call has failed. The next
+// connection releases what is held (see releaseLeftovers).
+func (r *run) breaks() bool {
+	if r.conn == nil {
+		return true
+	}
+	timer := time.NewTimer(settle)
+	defer timer.Stop()
+	select {
+	case <-r.conn.gone:
+	case <-r.conn.driver.gone:
+	case <-r.dead:
+	case <-r.p.ctx.Done():
+	case <-timer.C:
+		return false
+	}
+	return true
+}
+
 // act runs one action on the active page.
 func (r *run) act(ctx context.Context, a computer.Action, out *providers.Result) error {
 	switch a.Type {
@@ -284,7 +304,11 @@ func (r *run) pause(ctx context.Context, seconds float64) error {
 func (s *sandbox) note() error {
 	s.mu.Lock()
 	h := held{Keys: slices.Clone(s.keys), Buttons: slices.Clone(s.buttons), Cursor: s.cursor}
+	conn := s.conn
 	s.mu.Unlock()
+	if conn != nil {
+		h.Active = conn.activeTarget()
+	}
 	if err := writeJSON(filepath.Join(s.dir, heldFile), h); err != nil {
 		if s.isDead() {
 			return s.lost()
@@ -292,17 +316,19 @@ func (s *sandbox) note() error {
 		return fmt.Errorf("note what is held: %w: %w", err, providers.ErrUnavailable)
 	}
 	s.mu.Lock()
-	s.noted = h.Cursor
+	s.noted = h
 	s.mu.Unlock()
 	return nil
 }
 
-// noteMove notes where the pointer is, if that has changed.
+// noteMove notes where the pointer is and which page is active, if either has
+// changed.
 func (s *sandbox) noteMove() error {
 	s.mu.Lock()
-	moved := s.cursor != s.noted
+	conn, moved := s.conn, s.cursor != s.noted.Cursor
+	active := s.noted.Active
 	s.mu.Unlock()
-	if !moved || s.isDead() {
+	if !moved && (conn == nil || conn.activeTarget() == active) || s.isDead() {
 		return nil // a sandbox that died after its last action: the next call says so
 	}
 	return s.note()

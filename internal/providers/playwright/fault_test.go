@@ -138,7 +138,8 @@ type keyPage struct {
 	came   chan struct{}
 }
 
-const keyPageHTML = `<!doctype html><title>keys</title><body style="background:#123456"><script>
+const keyPageHTML = `<!doctype html><title>keys</title><body style="background:#123456"><a href="/popup" target="_blank" style="position:absolute;left:600px;top:600px">popup</a><script>
+if (location.pathname === "/popup") document.title = "popup";
 for (const t of ["keydown", "keyup", "mousedown", "mouseup"]) addEventListener(t, e => {
   if (e.repeat) return;
   const x = new XMLHttpRequest(); x.open("POST", "/event", false); x.send(t + " " + (e.key ?? e.button));
@@ -311,6 +312,16 @@ func TestHandover(t *testing.T) {
 		}
 	}
 	do(t, first, "a", computer.Action{Type: computer.Open, Target: page.URL}, computer.Action{Type: computer.ClipboardWrite, Text: ref("kept")})
+	do(t, first, "b", computer.Action{Type: computer.Open, Target: page.URL}, computer.Action{Type: computer.Click, X: ref(610), Y: ref(610), Modifiers: []string{"Control"}})
+	title := func(p *Provider) string {
+		view, err := p.Observe(t.Context(), "b")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return view.Observation.Title
+	}
+	eventually(t, "a page that opens in the background becomes the active one", func() bool { return title(first) == "popup" })
+	do(t, first, "b", computer.Action{Type: computer.Move, X: ref(5), Y: ref(5)})
 	busy, err := first.find("b")
 	if err != nil {
 		t.Fatal(err)
@@ -339,6 +350,9 @@ func TestHandover(t *testing.T) {
 	}
 	if again, err := p.Health(t.Context()); err != nil || again != health {
 		t.Errorf("the boot id changed: %v, %v, %v", health, again, err)
+	}
+	if got := title(p); got != "popup" {
+		t.Errorf("the active page is %q now", got)
 	}
 	if got := do(t, p, "a", computer.Action{Type: computer.ClipboardRead})[0]; string(got.Value) != `"kept"` {
 		t.Errorf("the clipboard holds %s", got.Value)

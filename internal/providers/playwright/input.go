@@ -430,8 +430,14 @@ func (s *sandbox) releaseLeftovers(ctx context.Context, c *connection) error {
 	if err != nil {
 		return fmt.Errorf("read what is held: %w", err)
 	}
-	pages, _ := c.all()
+	c.choose(h.Active)
+	pages, active := c.all()
 	err = c.wait(ctx, func(ctx context.Context) error {
+		if active != nil {
+			if err := active.BringToFront(); err != nil && !active.isClosed() {
+				return fmt.Errorf("bring to front: %w", err)
+			}
+		}
 		for _, p := range pages {
 			if err := c.releaseRaw(ctx, p, h); err != nil && !p.isClosed() {
 				return fmt.Errorf("release what was held: %w", err)

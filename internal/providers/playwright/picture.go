@@ -61,11 +61,23 @@ func (s *sandbox) shoot(ctx context.Context, conn *connection, p *page) ([]byte,
 		} else if try == 2 {
 			return nil, fmt.Errorf("the browser's picture is %v, the display %d×%d: %w", size, d.Width, d.Height, providers.ErrUnavailable)
 		}
-		// A window that has just opened, or whose display another client changed.
-		if err := s.ask(ctx, func() error { return p.SetViewportSize(d.Width, d.Height) }); err != nil {
+		if err := s.ask(ctx, func() error { return p.nudge(d) }); err != nil {
 			return nil, err
 		}
 	}
+}
+
+// nudge makes a page take on the display. One that was in the background when
+// its display was set lays itself out so, and paints itself as before, until
+// the display is set to another size.
+func (p *page) nudge(d computer.Display) error {
+	if err := p.BringToFront(); err != nil {
+		return err
+	}
+	if err := p.SetViewportSize(d.Width, d.Height-1); err != nil {
+		return err
+	}
+	return p.SetViewportSize(d.Width, d.Height)
 }
 
 func (s *sandbox) shootRaw(ctx context.Context, conn *connection, p *page) ([]byte, error) {

@@ -180,12 +180,12 @@ func (p *Provider) adoptAll(ctx context.Context) error {
 		p.log.Info("taking over a browser", "vm", s.vm(), "pid", s.proc.pid)
 		p.work.Go(func() { s.keep(p.ctx) })
 	}
-	for _, s := range adopted { // one that hangs is not waited for
-		waitCtx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	waitCtx, cancel := context.WithTimeout(ctx, 5*time.Second) // those that hang are not waited for longer
+	defer cancel()
+	for _, s := range adopted {
 		if _, err := s.link(waitCtx); err != nil {
 			p.log.Warn("taken over, not connected yet", "vm", s.vm(), "error", err)
 		}
-		cancel()
 	}
 	return nil
 }
@@ -306,7 +306,9 @@ func (b *slot) describe() providers.Sandbox {
 		}
 	default:
 	}
-	return b.handle
+	h := b.handle
+	h.Capabilities = slices.Clone(h.Capabilities)
+	return h
 }
 
 func notFound(vm string) error { return fmt.Errorf("vm %s: %w", vm, providers.ErrNotFound) }
@@ -332,10 +334,12 @@ func (p *Provider) find(vm string) (*sandbox, error) {
 	return nil, fmt.Errorf("vm %s is not ready yet: %w", vm, providers.ErrNotFound)
 }
 
-// forget takes a sandbox off the inventory; its process is about to go.
+// forget takes a sandbox off the inventory and declares it dead, in one step:
+// whoever learns that it is dead no longer finds it. Its process is about to go.
 func (p *Provider) forget(s *sandbox, vm string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	close(s.dead)
 	p.dying[s] = vm
 	if b := p.boxes[vm]; b != nil && b.sandbox == s {
 		delete(p.boxes, vm)

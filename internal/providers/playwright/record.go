@@ -39,11 +39,13 @@ type record struct {
 
 // held is what an action is about to press, written before the press and
 // cleared after the release, so that a successor releases what a crash left
-// down.
+// down; and where the pointer is and which page is active, as of the last
+// batch.
 type held struct {
 	Keys    []string          `json:"keys,omitempty"`
 	Buttons []computer.Button `json:"buttons,omitempty"`
 	Cursor  computer.Point    `json:"cursor"`
+	Active  string            `json:"active,omitempty"` // CDP target of the active page
 }
 
 const (

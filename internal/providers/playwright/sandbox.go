@@ -49,7 +49,7 @@ type sandbox struct {
 	connected chan struct{} // closed while conn is set; renewed when it is not
 	why       error         // set before dead is closed
 	cursor    computer.Point
-	noted     computer.Point    // the cursor in the note of what is held
+	noted     held              // what the note says
 	keys      []string          // held now, in the order pressed
 	buttons   []computer.Button // held now, in the order pressed
 	dialogs   []computer.Dialog
@@ -81,8 +81,7 @@ func (s *sandbox) bury(why error) {
 	s.why = why
 	vm := s.rec.VM
 	s.mu.Unlock()
-	s.p.forget(s, vm)
-	close(s.dead)
+	s.p.forget(s, vm) // closes dead
 	if vm != "" && !errors.Is(why, errKilled) {
 		s.p.log.Warn("sandbox lost", "vm", vm, "reason", why)
 	}
@@ -152,6 +151,11 @@ func (s *sandbox) keep(ctx context.Context) {
 			s.mu.Lock()
 			s.conn, s.connected = nil, make(chan struct{})
 			s.mu.Unlock()
+		}
+		select { // a connection that breaks again and again shall not keep us busy
+		case <-time.After(50 * time.Millisecond):
+		case <-s.dead:
+		case <-ctx.Done():
 		}
 	}
 }
