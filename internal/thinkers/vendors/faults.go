@@ -103,6 +103,9 @@ var DefaultPauses = Pauses{500 * time.Millisecond, 8 * time.Second}
 // AnswerTimeout is how long one answer may take, to its end.
 const AnswerTimeout = 20 * time.Minute
 
+// LongestWait is the longest Retry-After that is waited for.
+const LongestWait = 2 * time.Minute
+
 // Again calls ask until it succeeds, fails for good, or has failed in passing
 // retries times. Each call has AnswerTimeout. The error is ask's last, or ctx's
 // cause.
