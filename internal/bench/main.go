@@ -74,6 +74,7 @@ var benchmarks = []benchmark{
 	{"placement_decision", placementDecision},
 	{"placement_durable", placementDurable},
 	{"act_roundtrip", actRoundtrip},
+	{"scheduler_fleet", schedulerFleet},
 }
 
 func main() {
@@ -95,6 +96,13 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
+	if is, err := child(ctx, flag.Args()); is {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	if err := measure(ctx, *run, opts); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		pprof.StopCPUProfile()

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"berth/internal/bus"
+	"berth/internal/events"
 	"berth/internal/kv"
 	"berth/internal/placement"
 )
@@ -19,7 +20,9 @@ import (
 type vmState struct {
 	rec   kv.Placement
 	rev   uint64
-	timer *time.Timer // wakes step at the next clock that matters
+	slim  bool          // rec lacks what only a write or an announcement needs, see slimmed
+	idle  time.Duration // idle time-out; 0: none
+	timer *time.Timer   // wakes step at the next clock that matters
 
 	kind        string    // of a queued sandbox, see kindOf
 	committing  bool      // a reservation is being written
@@ -40,7 +43,6 @@ type serverState struct {
 	beat       kv.Heartbeat
 	health     monitor
 	assumed    map[string]kv.Alloc // decided, not yet written
-	creating   int                 // sandboxes that are reserved or starting here
 	view       kv.ServerView       // last written to SERVERS
 	viewAt     time.Time
 	viewDue    bool // it has changed since, and the write waits
@@ -49,9 +51,9 @@ type serverState struct {
 }
 
 // snapshot is the server as placement sees it.
-func (s *serverState) snapshot(now time.Time) placement.Server {
+func (s *serverState) snapshot(creating int, now time.Time) placement.Server {
 	p := snapshotOf(s.rec, &s.health, now)
-	p.Creating = s.creating
+	p.Creating = creating
 	for vm, a := range s.assumed {
 		if _, written := s.rec.Allocs[vm]; !written {
 			p.Occupy(a.Role, a.Tenant)
@@ -105,7 +107,11 @@ func (t *term) applyVM(rec kv.Placement, rev uint64) {
 	t.countCreating(rec, +1)
 	t.quotas.count(v.rec, -1)
 	t.quotas.count(rec, +1)
-	v.rec, v.rev = rec, rev
+	v.idle = 0
+	if rec.Spec != nil && rec.Spec.IdleTimeoutSeconds != nil {
+		v.idle = events.Seconds(*rec.Spec.IdleTimeoutSeconds)
+	}
+	v.rec, v.rev, v.slim = t.slimmed(rec), rev, rec.Phase == kv.Ready || rec.Phase == kv.Ended
 	if rec.Phase != kv.Queued {
 		t.waiting.remove(rec.VMID)
 		v.kind = ""
@@ -116,18 +122,60 @@ func (t *term) applyVM(rec kv.Placement, rev uint64) {
 	t.queue.add(rec.VMID)
 }
 
+// slimmed is what the mirror keeps of a record. Of sandboxes that are ready or
+// have ended there are many, and little happens to each: what only a write or
+// an announcement needs is read again then.
+func (t *term) slimmed(rec kv.Placement) kv.Placement {
+	rec.Tenant, rec.Role, rec.ServerID = t.one(rec.Tenant), t.one(rec.Role), t.one(rec.ServerID)
+	if rec.Phase != kv.Ready && rec.Phase != kv.Ended {
+		return rec
+	}
+	return kv.Placement{
+		VMID: rec.VMID, ServerID: rec.ServerID, Tenant: rec.Tenant, Role: rec.Role, Phase: rec.Phase, Fence: rec.Fence,
+		Outcome: rec.Outcome, Code: rec.Code, Request: rec.Request, ReadyAt: rec.ReadyAt, ExpiresAt: rec.ExpiresAt, ActiveAt: rec.ActiveAt,
+		EndedAt: rec.EndedAt, FreedAt: rec.FreedAt, Ending: rec.Ending, Traceparent: rec.Traceparent,
+	}
+}
+
+// one returns the same string for equal strings, which repeat in a hundred
+// thousand records; the caller holds mu.
+func (t *term) one(s string) string {
+	if same, ok := t.strings[s]; ok {
+		return same
+	}
+	if len(t.strings) > 100_000 {
+		clear(t.strings)
+	}
+	t.strings[s] = s
+	return s
+}
+
+// whole returns a record with everything that the mirror has left out.
+func (t *term) whole(ctx context.Context, vm string) (kv.Placement, uint64, error) {
+	t.mu.Lock()
+	v := t.vms[vm]
+	if v != nil && !v.slim {
+		defer t.mu.Unlock()
+		return v.rec, v.rev, nil
+	}
+	t.mu.Unlock()
+	rec, rev, err := kv.Get[kv.Placement](ctx, t.placements, kv.VMKey(vm))
+	if err == nil {
+		t.applyVM(rec, rev)
+	}
+	return rec, rev, err
+}
+
 // countCreating keeps the number of creates in flight of the record's server;
 // the caller holds mu.
 func (t *term) countCreating(rec kv.Placement, n int) {
 	if rec.Phase != kv.Reserved && rec.Phase != kv.Starting {
 		return
 	}
-	s := t.servers[rec.ServerID]
-	if s == nil {
-		return
+	if t.creating[rec.ServerID] += n; t.creating[rec.ServerID] == 0 {
+		delete(t.creating, rec.ServerID)
 	}
-	s.creating = max(0, s.creating+n)
-	if s.health.state != kv.Healthy {
+	if s := t.servers[rec.ServerID]; s != nil && s.health.state != kv.Healthy {
 		t.refresh(rec.ServerID) // a degraded server takes one at a time
 		t.wake()
 	}
@@ -156,11 +204,6 @@ func (t *term) applyServer(rec kv.Server, rev uint64) {
 	if s == nil {
 		s = &serverState{assumed: map[string]kv.Alloc{}, health: newMonitor(time.Now())}
 		t.servers[rec.ID] = s
-		for _, v := range t.vms {
-			if v.rec.ServerID == rec.ID && (v.rec.Phase == kv.Reserved || v.rec.Phase == kv.Starting) {
-				s.creating++
-			}
-		}
 		if beat, heard := t.early[rec.ID]; heard && beat.Epoch >= rec.Epoch {
 			s.beat = beat
 			s.health.beat(time.Now(), beat)
@@ -172,7 +215,7 @@ func (t *term) applyServer(rec kv.Server, rev uint64) {
 		return
 	}
 	s.rec, s.rev = rec, rev
-	t.fleet.Put(s.snapshot(time.Now()))
+	t.fleet.Put(s.snapshot(t.creating[s.rec.ID], time.Now()))
 	t.mu.Unlock()
 	t.wake()
 	t.tending.add(rec.ID)
@@ -189,7 +232,7 @@ func (t *term) forgetServer(id string) {
 // changed; the caller holds mu.
 func (t *term) refresh(id string) {
 	if s := t.servers[id]; s != nil && s.rev != 0 {
-		t.fleet.Put(s.snapshot(time.Now()))
+		t.fleet.Put(s.snapshot(t.creating[s.rec.ID], time.Now()))
 	}
 }
 

@@ -34,10 +34,17 @@ func (t *term) step(ctx context.Context, vm string) (time.Duration, error) {
 		t.mu.Unlock()
 		return 0, nil
 	}
-	rec, unsaid, rev := v.rec, t.unsaid[v.rev], v.rev
+	rec, unsaid, rev, slim := v.rec, t.unsaid[v.rev], v.rev, v.slim
 	t.mu.Unlock()
 	if unsaid {
-		if err := t.announce(ctx, rec); err != nil {
+		said := rec
+		if slim {
+			var err error
+			if said, _, err = kv.Get[kv.Placement](ctx, t.placements, kv.VMKey(vm)); err != nil {
+				return 0, err
+			}
+		}
+		if err := t.announce(ctx, said); err != nil {
 			return 0, err
 		}
 		t.mu.Lock()
@@ -212,8 +219,9 @@ func (t *term) stepReady(ctx context.Context, rec kv.Placement) (time.Duration, 
 	t.mu.Lock()
 	var gone *kv.Gone
 	var active time.Time
+	var limit time.Duration
 	if v := t.vms[rec.VMID]; v != nil {
-		gone, active = v.gone, v.active
+		gone, active, limit = v.gone, v.active, v.idle
 	}
 	t.mu.Unlock()
 	if gone != nil {
@@ -233,8 +241,7 @@ func (t *term) stepReady(ctx context.Context, rec kv.Placement) (time.Duration, 
 		_, err := t.setEnding(ctx, rec.VMID, kv.Ending{Outcome: events.EventExpired, Code: events.CodeTTL, Message: "lived its " + rec.ExpiresAt.Sub(*rec.ReadyAt).Round(time.Second).String()})
 		return 0, err
 	}
-	if rec.ActiveAt != nil && rec.Spec.IdleTimeoutSeconds != nil {
-		limit := events.Seconds(*rec.Spec.IdleTimeoutSeconds)
+	if rec.ActiveAt != nil && limit > 0 {
 		if rec.ActiveAt.After(active) {
 			active = *rec.ActiveAt
 		}

@@ -26,15 +26,17 @@ type term struct {
 	epoch uint64
 	queue *workqueue
 
-	mu      sync.Mutex
-	vms     map[string]*vmState
-	servers map[string]*serverState
-	early   map[string]kv.Heartbeat // of servers that are not mirrored yet
-	brake   brake
-	fleet   *placement.Fleet
-	waiting *waitingList
-	quotas  *quotas
-	newest  uint64 // newest revision whose announcement is out, see watermark
+	mu       sync.Mutex
+	vms      map[string]*vmState
+	servers  map[string]*serverState
+	early    map[string]kv.Heartbeat // of servers that are not mirrored yet
+	strings  map[string]string       // see one
+	creating map[string]int          // by server: sandboxes that are reserved or starting there
+	brake    brake
+	fleet    *placement.Fleet
+	waiting  *waitingList
+	quotas   *quotas
+	newest   uint64 // newest revision whose announcement is out, see watermark
 
 	wakeup  chan struct{} // something that may let a waiting request fit
 	tending *workqueue    // servers whose picture changed
@@ -48,7 +50,7 @@ type term struct {
 func newTerm(s *Scheduler, epoch uint64) *term {
 	t := &term{
 		Scheduler: s, epoch: epoch, queue: newWorkqueue(),
-		vms: map[string]*vmState{}, servers: map[string]*serverState{}, early: map[string]kv.Heartbeat{},
+		vms: map[string]*vmState{}, servers: map[string]*serverState{}, early: map[string]kv.Heartbeat{}, creating: map[string]int{}, strings: map[string]string{},
 		fleet: placement.NewFleet(), waiting: newWaitingList(), quotas: newQuotas(),
 		wakeup: make(chan struct{}, 1), tending: newWorkqueue(),
 		unsaid: map[uint64]bool{},
@@ -244,18 +246,27 @@ func (t *term) announceUnsaid(ctx context.Context) error {
 		return err
 	}
 	t.mu.Lock()
-	var recs []kv.Placement
-	for _, v := range t.vms {
+	var unsaid []string
+	for vm, v := range t.vms {
 		t.newest = max(t.newest, v.rev)
 		if v.rev > mark.Announced {
-			recs = append(recs, v.rec)
+			unsaid = append(unsaid, vm)
 		}
 	}
 	t.mu.Unlock()
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(steppers)
-	for _, rec := range recs {
-		g.Go(func() error { return t.announce(ctx, rec) })
+	for _, vm := range unsaid {
+		g.Go(func() error {
+			rec, _, err := t.whole(ctx, vm)
+			if errors.Is(err, kv.ErrNotFound) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			return t.announce(ctx, rec)
+		})
 	}
 	if err := g.Wait(); err != nil {
 		return fmt.Errorf("announce what the term before did not: %w", err)
@@ -268,16 +279,12 @@ func (t *term) announceUnsaid(ctx context.Context) error {
 // lock. change must be idempotent; it returns kv.ErrUnchanged to leave the
 // record alone.
 func (t *term) transition(ctx context.Context, vm string, change func(rec *kv.Placement, rev uint64) error) (kv.Placement, error) {
-	t.mu.Lock()
-	var rec kv.Placement
-	var rev uint64
-	if v := t.vms[vm]; v != nil {
-		rec, rev = v.rec, v.rev
+	rec, rev, err := t.whole(ctx, vm)
+	if err != nil {
+		return rec, err
 	}
-	t.mu.Unlock()
 	for attempt := 0; ; attempt++ {
-		if rev == 0 || attempt > 0 {
-			var err error
+		if attempt > 0 {
 			if rec, rev, err = kv.Get[kv.Placement](ctx, t.placements, kv.VMKey(vm)); err != nil {
 				return rec, err
 			}
