@@ -181,9 +181,12 @@ const (
 	DefaultSnapshotPrefix = "snap-"
 )
 
-// SandboxKill is the data of berth.sandbox.kill.v1.
+// SandboxKill is the data of berth.sandbox.kill.v1. Where Request is given,
+// only the sandbox that this very create request made is killed: a requester
+// that does not know yet whether the vm id became its own names it.
 type SandboxKill struct {
-	VMID string `json:"vmId"`
+	VMID    string   `json:"vmId"`
+	Request *Request `json:"request,omitempty"`
 }
 
 // SandboxExtend is the data of berth.sandbox.extend.v1: the sandbox's life

@@ -236,6 +236,9 @@ func (t *term) takeKill(ctx context.Context, r request) error {
 	if err != nil {
 		return err
 	}
+	if data.Request != nil && rec.Request != *data.Request {
+		return &refusal{subject: rec.VMID, code: events.CodeNotFound, message: fmt.Sprintf("sandbox %q is not the one that request %s of %s made", rec.VMID, data.Request.ID, data.Request.Source)}
+	}
 	if rec.Phase == kv.Ended {
 		return ended(rec)
 	}
