@@ -226,7 +226,11 @@ func TestKeyboard(t *testing.T) {
 			}
 			do(t, s, press(name))
 			events := r.settle(t, s)
-			if down := of(events, "press"); len(down) != 1 || down[0].key != sym || !released(events) {
+			down := of(events, "press")
+			if len(down) == 2 && down[0].key == keysyms["Shift"] { // the tap that announces a new entry of the keymap
+				down = down[1:]
+			}
+			if len(down) != 1 || down[0].key != sym || !released(events) {
 				t.Errorf("%s:\n%s", name, list(events))
 			}
 			if strings.HasSuffix(name, "Lock") {

@@ -26,5 +26,5 @@
 // its keys, or, where it cannot say, no sooner than a second after the last
 // use. A program that is further behind than that sees the newer character;
 // this takes more new characters at a time than the keymap has unused keys,
-// which are about a hundred.
+// which are about twenty.
 package desktop

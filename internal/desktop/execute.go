@@ -174,9 +174,9 @@ func (s *Session) act(ctx context.Context, a computer.Action, out *Result) error
 		out.Image, _, err = s.screen.Picture(region)
 		return err
 	case computer.Click:
-		return s.with(ctx, a.Modifiers, func() error { return s.mouse.click(a) })
+		return s.with(ctx, a.Modifiers, func() error { return s.mouse.click(ctx, a) })
 	case computer.Move:
-		return s.mouse.moveTo(a.Point())
+		return s.mouse.moveTo(ctx, a.Point())
 	case computer.Drag:
 		return s.with(ctx, a.Modifiers, func() error { return s.mouse.drag(ctx, a) })
 	case computer.Scroll:
@@ -185,6 +185,9 @@ func (s *Session) act(ctx context.Context, a computer.Action, out *Result) error
 		s.mouse.button(buttonCodes[a.Button], a.Type == computer.MouseDown)
 		return s.screen.sync()
 	case computer.TypeText:
+		if err := s.mouse.yield(ctx); err != nil {
+			return err
+		}
 		return s.screen.keys.typeText(ctx, *a.Text)
 	case computer.Key:
 		for range a.Repeat {
@@ -237,6 +240,9 @@ func answer(out *Result, v any) error {
 func (s *Session) with(ctx context.Context, keys []string, do func() error) (err error) {
 	if len(keys) == 0 {
 		return do()
+	}
+	if err := s.mouse.yield(ctx); err != nil {
+		return err
 	}
 	var codes []xproto.Keycode
 	if codes, err = s.screen.keys.press(ctx, keys); err != nil {

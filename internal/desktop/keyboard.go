@@ -22,6 +22,9 @@ import (
 // character into another.
 const reuseAfter = time.Second
 
+// reuseWithin bounds the wait for a program that is behind with its events.
+const reuseWithin = 10 * time.Second
+
 // typeChunk is how many characters are typed between looks at ctx.
 const typeChunk = 64
 
@@ -33,6 +36,8 @@ type keyboard struct {
 	plain, shifted map[xproto.Keysym]xproto.Keycode // by the layout: alone, and with Shift
 	spares         []spare                          // keys without a symbol, for what the layout lacks
 	bound          map[xproto.Keysym]int            // index into spares
+
+	otherEvent byte // the event type of a key press on another device; 0: there is none
 
 	held []xproto.Keycode // down, in the order pressed
 }
@@ -51,6 +56,12 @@ const checkedShifted = `ABCDEFGHIJKLMNOPQRSTUVWXYZ~!@#$%^&*()_+{}|:"<>?`
 
 func newKeyboard(s *Screen) (*keyboard, error) {
 	k := &keyboard{s: s, bound: map[xproto.Keysym]int{}}
+	const name = "XInputExtension"
+	if reply, err := xproto.QueryExtension(s.conn, uint16(len(name)), name).Reply(); err != nil {
+		return nil, s.failed("query the extension "+name, err)
+	} else if reply.Present {
+		k.otherEvent = reply.FirstEvent + 1 // DeviceKeyPress; the release follows (XInput protocol)
+	}
 	return k, k.load()
 }
 
@@ -105,20 +116,11 @@ func setDefault(m map[xproto.Keysym]xproto.Keycode, sym xproto.Keysym, code xpro
 	}
 }
 
-// unused reports whether a key may be taken: it has no symbol, or only vendor
-// symbols that no action can name.
+// unused reports whether a key may be taken: it has no symbol. Keys with vendor
+// symbols that no action can name stay what they are: programs know them by
+// their place and would act on them.
 func unused(syms []xproto.Keysym) bool {
-	named := func(sym xproto.Keysym) bool {
-		for _, known := range keysyms {
-			if known == sym {
-				return true
-			}
-		}
-		return false
-	}
-	return !slices.ContainsFunc(syms, func(sym xproto.Keysym) bool {
-		return sym != 0 && (sym>>16 != 0x1008 || named(sym))
-	})
+	return !slices.ContainsFunc(syms, func(sym xproto.Keysym) bool { return sym != 0 })
 }
 
 // checkLayout reports what the layout lacks of a US keyboard.
@@ -195,8 +197,31 @@ func (k *keyboard) ensure(ctx context.Context, syms []xproto.Keysym) error {
 	if !changed {
 		return nil
 	}
+	return k.announce()
+}
+
+// announce tells programs of a changed keymap. Those that use XKB and look only
+// for a new keyboard, as Chromium does, are told when the master keyboard takes
+// over the keymap of another of its devices: a tap of Shift, which does nothing
+// by itself, on the one that is not XTEST's. Without that they would take a new
+// entry's key for an empty one.
+func (k *keyboard) announce() error {
+	if k.otherEvent == 0 {
+		return k.s.sync()
+	}
+	shift := byte(k.plain[keysyms["Shift"]])
+	for _, kind := range []byte{k.otherEvent, k.otherEvent + 1} {
+		if err := xtest.FakeInputChecked(k.s.conn, kind, shift, 0, k.s.root, 0, 0, otherKeyboard).Check(); err != nil {
+			k.otherEvent = 0 // this server has no such device
+			return k.s.sync()
+		}
+	}
 	return k.s.sync()
 }
+
+// otherKeyboard is the id of Xvfb's own keyboard: after the two master devices,
+// XTEST's two, and Xvfb's pointer.
+const otherKeyboard = 7
 
 // awaitReuse waits until an entry that was used then may be changed: until the
 // program in front has handled its keys where it can say so, else for a while.
@@ -208,7 +233,7 @@ func (k *keyboard) awaitReuse(ctx context.Context, used time.Time, asked *bool) 
 	if left <= 0 {
 		return context.Cause(ctx)
 	}
-	said, err := k.s.caughtUp(ctx)
+	said, err := k.s.caughtUp(ctx, reuseWithin)
 	if err != nil || said {
 		*asked = said
 		return err

@@ -38,7 +38,7 @@ type ledger struct {
 	epoch  uint64
 	byKey  map[string]*entry
 	order  []*entry // oldest first
-	images int       // bytes
+	images int      // bytes
 }
 
 // entry is one command.

@@ -20,28 +20,70 @@ const (
 	wheelUp, wheelDown, wheelLeft, wheelRight = 4, 5, 6, 7
 )
 
-// How a drag is drawn out, so that programs see one: toolkits start a drag
-// after a few pixels of movement, and look at what is below when it rests.
+// How a drag is drawn out, so that programs see one. Toolkits begin a drag after
+// a few pixels of movement and ask the window below whether it takes what is
+// dragged; both happen in turns between programs, for which the server's own
+// speed is too fast (measured with Chromium, where a release that came before
+// its drag had begun was taken for none).
 const (
-	dragDwell    = 50 * time.Millisecond // after the press, and before the release
-	dragPace     = 4 * time.Millisecond  // between points
-	dragStep     = 25.0                  // px between interpolated points
-	minDragSteps = 5                     // in a whole drag
-	maxDragSteps = 200                   // interpolated in a whole drag; the given points come on top
+	dragPress    = 50 * time.Millisecond  // after the press
+	dragBegin    = 200 * time.Millisecond // after the first movement
+	dragPace     = 6 * time.Millisecond   // between points
+	dragDrop     = 120 * time.Millisecond // at the end, and again after a nudge, before the release
+	dragEnd      = 50 * time.Millisecond  // after the release
+	dragStep     = 25.0                   // px between interpolated points
+	minDragSteps = 6                      // in a whole drag
+	maxDragSteps = 200                    // interpolated in a whole drag; the given points come on top
 )
+
+// keysAfter is the least time from a pointer event to a key event. Programs may
+// look up what is below the pointer in another process while keys go straight
+// on (Chromium does): a click into a field and the text for it would change
+// places.
+const keysAfter = 50 * time.Millisecond
+
+// pressGap is the least time between two clicks. Events carry milliseconds, and
+// Chromium takes a press of the same one for the same press: a double click in
+// one stroke would be a single one.
+const pressGap = 5 * time.Millisecond
+
+// lagWithin bounds the wait for a program that is behind, where going on too
+// early would do no more than confuse it.
+const lagWithin = time.Second
+
+// arriveWithin bounds the wait for the pointer.
+const arriveWithin = 2 * time.Second
 
 // mouse moves the pointer and presses buttons through XTEST. Requests are sent
 // at once and processed by the server in order; sync waits for that.
 type mouse struct {
 	s    *Screen
-	held []byte // buttons that are down, in the order pressed
+	held []byte    // buttons that are down, in the order pressed
+	last time.Time // when the last event was sent
+
+	pressed time.Time // when a click last pressed a button
+}
+
+// yield waits until keys may follow what the pointer did.
+func (m *mouse) yield(ctx context.Context) error {
+	if m.last.IsZero() {
+		return nil
+	}
+	if _, err := m.s.caughtUp(ctx, lagWithin); err != nil {
+		return err
+	}
+	wait := time.Until(m.last.Add(keysAfter))
+	m.last = time.Time{}
+	return sleep(ctx, wait)
 }
 
 func (m *mouse) move(to computer.Point) {
+	m.last = time.Now()
 	xtest.FakeInput(m.s.conn, xproto.MotionNotify, 0, 0, m.s.root, int16(to.X), int16(to.Y), 0)
 }
 
 func (m *mouse) button(b byte, down bool) {
+	m.last = time.Now()
 	kind := byte(xproto.ButtonRelease)
 	if i := slices.Index(m.held, b); i >= 0 {
 		m.held = slices.Delete(m.held, i, i+1)
@@ -63,14 +105,21 @@ func (m *mouse) releaseAll() error {
 	return m.s.sync()
 }
 
-func (m *mouse) click(a computer.Action) error {
+func (m *mouse) click(ctx context.Context, a computer.Action) error {
 	b := buttonCodes[a.Button]
 	m.move(a.Point())
 	for range a.Count {
+		if err := sleep(ctx, time.Until(m.pressed.Add(pressGap))); err != nil {
+			return err
+		}
+		m.pressed = time.Now()
 		m.button(b, true)
 		m.button(b, false)
+		if err := m.s.sync(); err != nil {
+			return err
+		}
 	}
-	return m.s.sync()
+	return nil
 }
 
 // scroll turns the wheel one notch at a time, the two axes in turn. X11 has no
@@ -113,25 +162,46 @@ func (m *mouse) notch(left int, back, forth byte) int {
 }
 
 // drag presses at the path's start, follows it through interpolated points,
-// and releases at its end.
+// rests at its end with a nudge of one pixel, and releases there.
 func (m *mouse) drag(ctx context.Context, a computer.Action) error {
 	b := buttonCodes[a.Button]
 	m.move(a.Path[0])
 	m.button(b, true)
-	if err := m.settle(ctx, dragDwell); err != nil {
+	if err := m.rest(ctx, dragPress); err != nil {
 		return err
 	}
-	for _, p := range interpolate(a.Path) {
+	for i, p := range interpolate(a.Path) {
 		m.move(p)
-		if err := m.settle(ctx, dragPace); err != nil {
+		err := m.settle(ctx, dragPace)
+		if i == 0 && err == nil {
+			err = m.rest(ctx, dragBegin)
+		}
+		if err != nil {
 			return err
 		}
 	}
-	if err := m.settle(ctx, dragDwell); err != nil {
-		return err
+	end := a.Path[len(a.Path)-1]
+	nudge := computer.Point{X: end.X - 1, Y: end.Y}
+	if end.X == 0 {
+		nudge.X = 1
+	}
+	for _, p := range []computer.Point{nudge, end} {
+		m.move(p)
+		if err := m.rest(ctx, dragDrop); err != nil {
+			return err
+		}
 	}
 	m.button(b, false)
-	return m.s.sync()
+	return m.rest(ctx, dragEnd)
+}
+
+// rest waits until the program in front has handled what was sent, and then a
+// little for what it does about it.
+func (m *mouse) rest(ctx context.Context, d time.Duration) error {
+	if _, err := m.s.caughtUp(ctx, lagWithin); err != nil {
+		return err
+	}
+	return sleep(ctx, d)
 }
 
 func (m *mouse) settle(ctx context.Context, d time.Duration) error {
@@ -170,12 +240,21 @@ func distance(a, b computer.Point) float64 {
 	return math.Hypot(float64(a.X-b.X), float64(a.Y-b.Y))
 }
 
-// moveTo moves the pointer and returns once the server has it there.
-func (m *mouse) moveTo(to computer.Point) error {
+// moveTo moves the pointer and returns once the server has it there. That takes
+// a round trip, unless the window manager looks at a press first: until it has,
+// the pointer rests.
+func (m *mouse) moveTo(ctx context.Context, to computer.Point) error {
 	m.move(to)
-	at, err := m.s.Cursor()
-	if err == nil && at != to {
-		return fmt.Errorf("the pointer is at %d,%d, not at %d,%d: a program holds it", at.X, at.Y, to.X, to.Y)
+	for began := time.Now(); ; {
+		at, err := m.s.Cursor()
+		if err != nil || at == to {
+			return err
+		}
+		if time.Since(began) > arriveWithin {
+			return fmt.Errorf("the pointer is at %d,%d, not at %d,%d: a program holds it", at.X, at.Y, to.X, to.Y)
+		}
+		if err := sleep(ctx, time.Millisecond); err != nil {
+			return err
+		}
 	}
-	return err
 }

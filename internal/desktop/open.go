@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -94,7 +95,7 @@ func (s *Session) open(ctx context.Context, target string) error {
 	err = s.screen.awaitChange(ctx, before, func() error {
 		select {
 		case err := <-ended:
-			if err != nil {
+			if err != nil && !errors.Is(err, exec.ErrWaitDelay) { // that one: it left a process behind, which is what it is for
 				text, _ := said.text()
 				return &computer.Fault{Code: codeFailed, Message: strings.TrimSpace(fmt.Sprintf("%s: %v: %.200s", argv[0], err, text))}
 			}

@@ -9,14 +9,11 @@ import (
 	"github.com/jezek/xgb/xproto"
 )
 
-// pingWithin bounds the wait for a program that is behind with its events.
-const pingWithin = 10 * time.Second
-
 // caughtUp waits until the program that has the keyboard has handled what was
 // sent to it so far. Programs of toolkits say so when they are asked
 // (_NET_WM_PING of the Extended Window Manager Hints, in the order of events);
-// for others it reports false at once.
-func (s *Screen) caughtUp(ctx context.Context) (bool, error) {
+// for others it reports false at once. It does not wait longer than within.
+func (s *Screen) caughtUp(ctx context.Context, within time.Duration) (bool, error) {
 	window, err := s.keyboardOwner()
 	if err != nil || window == 0 {
 		return false, err
@@ -32,7 +29,7 @@ func (s *Screen) caughtUp(ctx context.Context) (bool, error) {
 	ask := xproto.ClientMessageEvent{Format: 32, Window: window, Type: s.atoms["WM_PROTOCOLS"],
 		Data: xproto.ClientMessageDataUnionData32New([]uint32{uint32(s.atoms["_NET_WM_PING"]), s.serial, uint32(window), 0, 0})}
 	xproto.SendEvent(s.conn, false, window, 0, string(ask.Bytes()))
-	timer := time.NewTimer(pingWithin)
+	timer := time.NewTimer(within)
 	defer timer.Stop()
 	for {
 		select {
