@@ -53,7 +53,7 @@ var errDevtoolsGone = errors.New("the connection to the browser broke")
 
 // dialDevtools connects. The connection outlives ctx, until close.
 func dialDevtools(ctx context.Context, endpoint string, start func(func()) bool) (*devtools, error) {
-	ws, _, err := websocket.Dial(ctx, endpoint, nil)
+	ws, _, err := websocket.Dial(ctx, endpoint, nil) //nolint:bodyclose // Dial takes care of the body, as it documents
 	if err != nil {
 		return nil, fmt.Errorf("connect to the browser: %w", err)
 	}

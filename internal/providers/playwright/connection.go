@@ -474,7 +474,7 @@ func uniquePath(dir, name string) (string, error) {
 		return "", err
 	}
 	ext := filepath.Ext(name)
-	for i := 0; i < 10000; i++ {
+	for i := range 10000 {
 		path := filepath.Join(dir, name)
 		if i > 0 {
 			path = filepath.Join(dir, fmt.Sprintf("%s (%d)%s", strings.TrimSuffix(name, ext), i, ext))

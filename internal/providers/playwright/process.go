@@ -125,7 +125,7 @@ func (l *launcher) launch(ctx context.Context, dir string, display computer.Disp
 	if err != nil {
 		return nil, fmt.Errorf("make log: %w", err)
 	}
-	defer log.Close()
+	defer func() { _ = log.Close() }() // the browser has its own descriptor
 	args := append(slices.Clone(flags), "--user-data-dir="+profile, fmt.Sprintf("--window-size=%d,%d", display.Width, display.Height))
 	if os.Geteuid() == 0 {
 		args = append(args, "--no-sandbox") // Chromium refuses to sandbox as root
@@ -182,7 +182,7 @@ func logTail(dir string) string {
 	if err != nil {
 		return ""
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // only read
 	if info, err := f.Stat(); err == nil && info.Size() > 600 {
 		if _, err := f.Seek(-600, io.SeekEnd); err != nil {
 			return ""
@@ -303,7 +303,7 @@ func eachProcess(visit func(pid int)) {
 	if err != nil {
 		return
 	}
-	defer dir.Close()
+	defer func() { _ = dir.Close() }() // only read
 	names, err := dir.Readdirnames(-1)
 	if err != nil {
 		return

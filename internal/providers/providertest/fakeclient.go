@@ -256,8 +256,11 @@ func (c *fakeClient) Create(ctx context.Context, spec providers.Spec) (providers
 	if spec.Display == (computer.Display{}) {
 		spec.Display = computer.DefaultDisplay
 	}
-	if err := spec.Display.Validate(); err != nil || spec.VM == "" {
-		return providers.Sandbox{}, fmt.Errorf("create %q: %w: %v", spec.VM, providers.ErrInvalid, err)
+	if err := spec.Display.Validate(); err != nil {
+		return providers.Sandbox{}, fmt.Errorf("create %q: %w: %w", spec.VM, providers.ErrInvalid, err)
+	}
+	if spec.VM == "" {
+		return providers.Sandbox{}, fmt.Errorf("create without a vm id: %w", providers.ErrInvalid)
 	}
 	b, mine, err := c.f.reserve(spec)
 	if err != nil {
