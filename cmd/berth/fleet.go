@@ -97,6 +97,7 @@ func psCommand() *command {
 				fmt.Fprintf(c.stderr, "no sandbox (%d ended; --all shows them)\n", hidden)
 				return nil
 			}
+			why := cl.whyQueued(ctx, list)
 			rows := [][]string{{"VM", "TENANT", "ROLE", "PHASE", "SERVER", "AGE", "EXPIRES", "NOTE"}}
 			for _, p := range list {
 				expires, note := "–", p.Message
@@ -110,12 +111,36 @@ func psCommand() *command {
 				case p.Ending != nil:
 					note = "ending: " + p.Ending.Code
 				case p.Phase == kv.Queued:
-					note = p.QueuedReasons
+					note = why[p.VMID]
 				}
 				rows = append(rows, []string{p.VMID, p.Tenant, p.Role, phase, cmp.Or(p.ServerID, "–"), ago(p.CreatedAt), expires, note})
 			}
 			return table(c.stdout, rows...)
 		}}
+}
+
+// maxWhy bounds how many queued events one `berth ps` reads.
+const maxWhy = 50
+
+// whyQueued reads why sandboxes wait, from what was last announced about them.
+// What cannot be read is left out: the list itself is what was asked for.
+func (cl *client) whyQueued(ctx context.Context, list []kv.Placement) map[string]string {
+	why := map[string]string{}
+	s, err := cl.js.Stream(ctx, bus.Events)
+	if err != nil {
+		return why
+	}
+	for _, p := range list {
+		if p.Phase != kv.Queued || len(why) >= maxWhy {
+			continue
+		}
+		e, raw, err := bus.Last(ctx, s, events.EventSubject(p.Tenant, p.VMID, events.EventQueued))
+		var q events.Queued
+		if err == nil && raw != nil && events.DecodeTolerant(e, &q) == nil {
+			why[p.VMID] = q.Explanation
+		}
+	}
+	return why
 }
 
 func nonNil[T any](s []T) []T {
