@@ -466,6 +466,54 @@ func TestBrowser(t *testing.T) {
 	awaitTitle(t, s, "next")
 }
 
+// TestBrowserEvents: what a page sees of drags, double clicks and keys that the
+// layout lacks. Each goes through more than one process of Chromium's.
+func TestBrowserEvents(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	page := `<!doctype html><meta charset=utf-8><title>empty</title><style>div{position:fixed;width:100px;height:100px;background:#c33}</style>
+<div id=src draggable=true style="left:100px;top:300px"></div><div id=dst style="left:600px;top:300px"></div>
+<script>const say = x => document.title += " " + x;
+src.ondragstart = e => e.dataTransfer.setData("text/plain", "cargo"); dst.ondragover = e => e.preventDefault();
+dst.ondrop = e => { e.preventDefault(); say(e.dataTransfer.getData("text/plain")); };
+onclick = e => say("click" + e.detail); ondblclick = () => say("double"); onkeydown = e => { if (e.key != "Shift") say(e.key); };</script>`
+	if err := os.WriteFile(filepath.Join(s.person.Home, "page.html"), []byte(page), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	do(t, s, computer.Action{Type: computer.Open, Target: "page.html"})
+	awaitTitle(t, s, "empty")
+	pad := find(t, s, color.RGBA{R: 0xcc, G: 0x33, B: 0x33, A: 0xff})
+	src, dst := computer.Point{X: pad.Min.X + 50, Y: pad.Min.Y + 50}, computer.Point{X: pad.Max.X - 50, Y: pad.Min.Y + 50}
+	do(t, s, computer.Action{Type: computer.Drag, Path: []computer.Point{src, dst}})
+	awaitTitle(t, s, "empty cargo")
+	two := at(computer.Click, pad.Min.X+50, pad.Max.Y+100)
+	two.Count = 2
+	do(t, s, two)
+	awaitTitle(t, s, "empty cargo click1 click2 double")
+	do(t, s, press("F13"), press("美"), press("é"), press("x"))
+	awaitTitle(t, s, "empty cargo click1 click2 double F13 美 é x")
+}
+
+// find returns the bounds of a colour on the screen.
+func find(t *testing.T, s *Session, want color.RGBA) (found image.Rectangle) {
+	t.Helper()
+	eventually(t, func() string {
+		img := decode(t, do(t, s, computer.Action{Type: computer.Screenshot})[0].Image)
+		for y := range img.Bounds().Dy() {
+			for x := range img.Bounds().Dx() {
+				if color.RGBAModel.Convert(img.At(x, y)) == color.Color(want) {
+					found = found.Union(image.Rect(x, y, x+1, y+1))
+				}
+			}
+		}
+		if found.Empty() {
+			return "the colour is not on the screen"
+		}
+		return ""
+	})
+	return found
+}
+
 func awaitTitle(t *testing.T, s *Session, want string) {
 	t.Helper()
 	eventually(t, func() string {

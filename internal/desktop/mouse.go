@@ -69,10 +69,12 @@ func (m *mouse) yield(ctx context.Context) error {
 	if m.last.IsZero() {
 		return nil
 	}
+	began := time.Now()
 	if _, err := m.s.caughtUp(ctx, lagWithin); err != nil {
 		return err
 	}
-	wait := time.Until(m.last.Add(keysAfter))
+	gap := min(max(keysAfter, 8*time.Since(began)), 8*keysAfter) // longer where the program is slow to answer
+	wait := time.Until(m.last.Add(gap))
 	m.last = time.Time{}
 	return sleep(ctx, wait)
 }
