@@ -104,8 +104,8 @@ func bucket(name string, maxBytes int64, ttl time.Duration, why string) StreamSp
 		Subjects: []string{"$KV." + name + ".>"}, Discard: jetstream.DiscardNew,
 		MaxMsgsPerSubject: 1, MaxBytes: maxBytes, MaxAge: ttl,
 		AllowRollup: true, DenyDelete: true}
+	c.AllowMsgTTL = true // markers of what was purged go by themselves
 	if ttl > 0 {
-		c.AllowMsgTTL = true
 		c.SubjectDeleteMarkerTTL = ttl
 	}
 	return StreamSpec{c, why}
@@ -180,13 +180,25 @@ func (d Drift) String() string {
 // Ensure makes the streams, buckets and shared consumers that are missing. It
 // never changes one that exists; Check tells how they differ.
 func Ensure(ctx context.Context, js jetstream.JetStream, replicas int) error {
-	for _, s := range Streams(replicas) {
-		_, err := js.CreateStream(ctx, s.StreamConfig)
-		if err != nil && !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
-			return fmt.Errorf("make stream %s: %w", s.Name, err)
+	streams := Streams(replicas)
+	last := len(streams) - 1 // whoever finds it (Await) finds everything
+	for _, s := range streams[:last] {
+		if err := ensureStream(ctx, js, s); err != nil {
+			return err
 		}
 	}
-	return EnsureConsumers(ctx, js, SharedConsumers())
+	if err := EnsureConsumers(ctx, js, SharedConsumers()); err != nil {
+		return err
+	}
+	return ensureStream(ctx, js, streams[last])
+}
+
+func ensureStream(ctx context.Context, js jetstream.JetStream, s StreamSpec) error {
+	_, err := js.CreateStream(ctx, s.StreamConfig)
+	if err != nil && !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+		return fmt.Errorf("make stream %s: %w", s.Name, err)
+	}
+	return nil
 }
 
 // EnsureConsumers makes the consumers that are missing.
@@ -230,6 +242,7 @@ func Check(ctx context.Context, js jetstream.JetStream, replicas int) ([]Drift, 
 			filters = []string{have.FilterSubject}
 		}
 		drifts = appendDrift(drifts, object, "filter", sorted(want.FilterSubjects), sorted(filters))
+		drifts = appendDrift(drifts, object, "ackPolicy", want.AckPolicy, have.AckPolicy)
 		drifts = appendDrift(drifts, object, "ackWait", want.AckWait, have.AckWait)
 		drifts = appendDrift(drifts, object, "maxAckPending", want.MaxAckPending, have.MaxAckPending)
 		drifts = appendDrift(drifts, object, "maxDeliver", want.MaxDeliver, have.MaxDeliver)
@@ -249,6 +262,7 @@ func compareStream(want, have jetstream.StreamConfig) []Drift {
 	d = appendDrift(d, o, "storage", want.Storage, have.Storage)
 	d = appendDrift(d, o, "replicas", want.Replicas, have.Replicas)
 	d = appendDrift(d, o, "allowDirect", want.AllowDirect, have.AllowDirect)
+	d = appendDrift(d, o, "allowMsgTTL", want.AllowMsgTTL, have.AllowMsgTTL)
 	d = appendDrift(d, o, "subjectDeleteMarkerTTL", want.SubjectDeleteMarkerTTL, have.SubjectDeleteMarkerTTL)
 	return d
 }

@@ -70,8 +70,10 @@ type Server struct {
 	Config        ServerConfig     `json:"config"`
 	Admin         Admin            `json:"admin"`
 	DrainDeadline *time.Time       `json:"drainDeadline,omitempty"`
-	Epoch         uint64           `json:"epoch"`  // lease epoch of the worker that registered last
-	Worker        string           `json:"worker"` // its name
+	DrainID       string           `json:"drainId,omitempty"` // names the drain request
+	Drained       bool             `json:"drained,omitempty"` // its worker has confirmed zero
+	Epoch         uint64           `json:"epoch"`             // lease epoch of the worker that registered last
+	Worker        string           `json:"worker"`            // its name
 	Allocs        map[string]Alloc `json:"allocs,omitempty"`
 }
 
@@ -93,7 +95,7 @@ type Ending struct {
 	Code    string    `json:"code"`
 	Message string    `json:"message"`
 	Since   time.Time `json:"since"`
-	Attempt int       `json:"attempt"` // number of the kill command now out, from 1
+	Attempt int       `json:"attempt"` // of the first kill command; those that follow are found by their results
 }
 
 // Placement is PLACEMENTS `vm.<vmId>`: the only truth for one sandbox.
@@ -116,21 +118,21 @@ type Placement struct {
 	Code    string `json:"code,omitempty"`    // why it ended
 	Message string `json:"message,omitempty"` // likewise, for people
 
-	Order         uint64                `json:"order"`                   // REQUESTS sequence: the order of arrival
-	Deadline      time.Time             `json:"deadline"`                // queueTimeoutSeconds from publication
-	Spec          *events.SandboxCreate `json:"spec,omitempty"`          // dropped at the end
-	Attempt       string                `json:"attempt,omitempty"`       // of the present reservation
-	Attempts      int                   `json:"attempts,omitempty"`      // reservations so far
-	ReservedAt    *time.Time            `json:"reservedAt,omitempty"`    // of the present reservation
-	Explanation   string                `json:"explanation,omitempty"`   // why this server
-	Ending        *Ending               `json:"ending,omitempty"`        // set: it is to end
-	Info          *events.SandboxInfo   `json:"info,omitempty"`          // of a ready sandbox
-	ActiveAt      *time.Time            `json:"activeAt,omitempty"`      // last use, where an idle time-out is set
-	FreedAt       *time.Time            `json:"freedAt,omitempty"`       // ended: its allocation is gone too
-	AvoidServer   string                `json:"avoidServer,omitempty"`   // refused it last; not tried again before AvoidUntil
-	AvoidUntil    *time.Time            `json:"avoidUntil,omitempty"`    //
-	Traceparent   string                `json:"traceparent,omitempty"`   // of the create request
-	QueuedReasons string                `json:"queuedReasons,omitempty"` // last explanation announced
+	Order       uint64                `json:"order"`                 // REQUESTS sequence: the order of arrival
+	Deadline    time.Time             `json:"deadline"`              // queueTimeoutSeconds from publication
+	Spec        *events.SandboxCreate `json:"spec,omitempty"`        // dropped at the end
+	Attempt     string                `json:"attempt,omitempty"`     // of the present reservation
+	Attempts    int                   `json:"attempts,omitempty"`    // reservations so far
+	ReservedAt  *time.Time            `json:"reservedAt,omitempty"`  // of the present reservation
+	Explanation string                `json:"explanation,omitempty"` // why this server
+	Ending      *Ending               `json:"ending,omitempty"`      // set: it is to end
+	Info        *events.SandboxInfo   `json:"info,omitempty"`        // of a ready sandbox
+	ActiveAt    *time.Time            `json:"activeAt,omitempty"`    // last use, where an idle time-out is set
+	FreedAt     *time.Time            `json:"freedAt,omitempty"`     // ended: its allocation is gone too
+	AvoidServer string                `json:"avoidServer,omitempty"` // refused it last; not tried again before AvoidUntil
+	AvoidUntil  *time.Time            `json:"avoidUntil,omitempty"`  //
+	PausedAt    *time.Time            `json:"pausedAt,omitempty"`    // the idle clock stands
+	Traceparent string                `json:"traceparent,omitempty"` // of the create request
 }
 
 // QuotaKey is the PLACEMENTS key of a tenant's quota.

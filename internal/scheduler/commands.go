@@ -124,6 +124,9 @@ func (t *term) pursueKill(ctx context.Context, rec kv.Placement) (gone bool, err
 	if sent {
 		return false, nil
 	}
+	if t.unserved(rec.ServerID) != "" {
+		return false, nil // nobody would take it; its worker's return, or the server's removal, goes on from here
+	}
 	if err := t.publish(ctx, rec, events.Kill, events.KillCommandID(rec.VMID, rec.Fence, attempt), events.Command{Fence: &rec.Fence}); err != nil {
 		return false, err
 	}

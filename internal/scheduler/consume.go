@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -15,7 +16,7 @@ import (
 // inFlight bounds the messages of one consumer that are handled at once.
 const inFlight = 64
 
-// giveUpAfter deliveries a message is put aside as a dead letter.
+// giveUpAfter tries a message is put aside as a dead letter.
 const giveUpAfter = 20
 
 // drop is the error of a message that can be neither obeyed nor answered.
@@ -23,12 +24,17 @@ type drop struct{ reason string }
 
 func (d *drop) Error() string { return d.reason }
 
-// consume handles the messages of a shared durable until ctx ends. handle
-// returns nil once the message's effect is durable; a *drop puts the message
-// aside; any other error has it delivered again after a while.
-func (t *term) consume(ctx context.Context, stream string, handle func(ctx context.Context, msg jetstream.Msg) error) error {
+// handler handles one message: nil once its effect is durable; a *drop puts it
+// aside; any other error has it tried again.
+type handler func(ctx context.Context, msg jetstream.Msg) error
+
+// consume handles the messages of a shared durable until ctx ends. Messages
+// about one thing (lane names it) are handled one at a time in stream order,
+// others in parallel. A term begins with what the one before has not
+// acknowledged, in order (nats-server#6114).
+func (t *term) consume(ctx context.Context, stream string, lane func(jetstream.Msg) string, handle handler) error {
 	for attempt := 0; ; attempt++ {
-		err := t.consumeOnce(ctx, stream, handle)
+		err := t.consumeOnce(ctx, stream, lane, handle)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -39,24 +45,27 @@ func (t *term) consume(ctx context.Context, stream string, handle func(ctx conte
 	}
 }
 
-func (t *term) consumeOnce(ctx context.Context, stream string, handle func(ctx context.Context, msg jetstream.Msg) error) error {
+func (t *term) consumeOnce(ctx context.Context, stream string, lane func(jetstream.Msg) string, handle handler) error {
 	consumer, err := t.js.Consumer(ctx, stream, bus.SchedulerConsumer)
 	if err != nil {
 		return fmt.Errorf("consumer %s of %s: %w", bus.SchedulerConsumer, stream, err)
 	}
-	slots := make(chan struct{}, inFlight)
+	if _, err := t.js.ResetConsumer(ctx, stream, bus.SchedulerConsumer); err != nil {
+		return fmt.Errorf("reset consumer %s of %s: %w", bus.SchedulerConsumer, stream, err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	lanes := newLanes(func(msg jetstream.Msg) { t.settle(ctx, stream, msg, handle) })
+	defer lanes.close()
+	defer cancel()
 	gone := make(chan error, 1)
 	cc, err := consumer.Consume(func(msg jetstream.Msg) {
-		select {
-		case slots <- struct{}{}:
-		case <-ctx.Done():
-			return // delivered again to whoever is active then
+		meta, err := msg.Metadata()
+		if err != nil {
+			t.log.Error("message without metadata", "subject", msg.Subject(), "err", err)
+			return
 		}
-		t.work.Go(func() {
-			defer func() { <-slots }()
-			t.settle(ctx, stream, msg, t.guarded(ctx, msg, handle))
-		})
-	}, jetstream.PullMaxMessages(inFlight), jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
+		lanes.put(lane(msg), meta.Sequence.Stream, msg)
+	}, jetstream.PullMaxMessages(4*inFlight), jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
 		if errors.Is(err, jetstream.ErrConsumerDeleted) || errors.Is(err, jetstream.ErrConsumerNotFound) {
 			select {
 			case gone <- err:
@@ -78,8 +87,73 @@ func (t *term) consumeOnce(ctx context.Context, stream string, handle func(ctx c
 	}
 }
 
+// lanes run messages one at a time per key, in the order put, at most inFlight
+// at once.
+type lanes struct {
+	run   func(jetstream.Msg)
+	slots chan struct{}
+
+	mu     sync.Mutex
+	queues map[string][]queued // a key's goroutine lives while it is here
+	held   map[uint64]bool     // delivered again while it waits or runs: ignored
+	closed bool
+	wg     sync.WaitGroup
+}
+
+type queued struct {
+	seq uint64
+	msg jetstream.Msg
+}
+
+func newLanes(run func(jetstream.Msg)) *lanes {
+	return &lanes{run: run, slots: make(chan struct{}, inFlight), queues: map[string][]queued{}, held: map[uint64]bool{}}
+}
+
+func (l *lanes) put(key string, seq uint64, msg jetstream.Msg) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || l.held[seq] {
+		return
+	}
+	l.held[seq] = true
+	queue, running := l.queues[key]
+	l.queues[key] = append(queue, queued{seq, msg})
+	if !running {
+		l.wg.Go(func() { l.work(key) })
+	}
+}
+
+func (l *lanes) work(key string) {
+	for {
+		l.mu.Lock()
+		queue := l.queues[key]
+		if len(queue) == 0 || l.closed {
+			delete(l.queues, key)
+			l.mu.Unlock()
+			return
+		}
+		next := queue[0]
+		l.queues[key] = queue[1:]
+		l.mu.Unlock()
+		l.slots <- struct{}{}
+		l.run(next.msg)
+		<-l.slots
+		l.mu.Lock()
+		delete(l.held, next.seq)
+		l.mu.Unlock()
+	}
+}
+
+// close returns when nothing runs; what waits is left to be delivered again.
+func (l *lanes) close() {
+	l.mu.Lock()
+	l.closed = true
+	l.mu.Unlock()
+	l.wg.Wait()
+}
+
 // guarded turns a panic over one message into that message's dead letter.
-func (t *term) guarded(ctx context.Context, msg jetstream.Msg, handle func(context.Context, jetstream.Msg) error) (err error) {
+func (t *term) guarded(ctx context.Context, msg jetstream.Msg, handle handler) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			t.log.Error("panic over a message", "subject", msg.Subject(), "panic", p, "stack", string(debug.Stack()))
@@ -89,31 +163,52 @@ func (t *term) guarded(ctx context.Context, msg jetstream.Msg, handle func(conte
 	return handle(ctx, msg)
 }
 
-// settle acknowledges, delays or puts aside one message; it is the only place
-// that does.
-func (t *term) settle(ctx context.Context, stream string, msg jetstream.Msg, err error) {
-	if ctx.Err() != nil && err != nil {
-		return // the next term has it delivered again
-	}
-	meta, metaErr := msg.Metadata()
-	var dropped *drop
-	switch {
-	case err == nil:
-		err = msg.Ack()
-	case errors.As(err, &dropped) || metaErr == nil && meta.NumDelivered >= giveUpAfter:
-		t.log.Warn("message put aside as a dead letter", "subject", msg.Subject(), "reason", err)
-		if err = bus.PublishDeadLetter(ctx, t.js, stream, bus.SchedulerConsumer, msg, err.Error()); err == nil {
-			err = msg.Ack()
+// settle handles one message to its end: acknowledged, or put aside; or left,
+// when the term ends, to be delivered again. It is tried again in its place, so
+// that what follows it in its lane does not pass it.
+func (t *term) settle(ctx context.Context, stream string, msg jetstream.Msg, handle handler) {
+	var err error
+	for attempt := 0; attempt < giveUpAfter; attempt++ {
+		if err = t.guarded(ctx, msg, handle); err == nil {
+			if err := msg.Ack(); err != nil && ctx.Err() == nil {
+				t.log.Warn("message not acknowledged; delivered again", "subject", msg.Subject(), "err", err)
+			}
+			return
 		}
-	default:
-		delay := 250 * time.Millisecond
-		if metaErr == nil {
-			delay = min(delay<<min(meta.NumDelivered, 6), 10*time.Second)
+		var dropped *drop
+		if errors.As(err, &dropped) {
+			break
 		}
-		t.log.Warn("message not handled; delivered again", "subject", msg.Subject(), "in", delay, "err", err)
-		err = msg.NakWithDelay(delay)
+		if ctx.Err() != nil {
+			return
+		}
+		t.log.Warn("message not handled; trying again", "subject", msg.Subject(), "err", err)
+		if err := msg.InProgress(); err != nil {
+			t.log.Debug("message not kept", "subject", msg.Subject(), "err", err)
+		}
+		if sleep(ctx, min(100*time.Millisecond<<min(attempt, 6), 4*time.Second)) != nil {
+			return
+		}
 	}
-	if err != nil && ctx.Err() == nil {
-		t.log.Warn("message not settled; delivered again", "subject", msg.Subject(), "err", err)
+	t.log.Warn("message put aside as a dead letter", "subject", msg.Subject(), "reason", err)
+	for attempt := 0; ctx.Err() == nil; attempt++ {
+		stored := bus.PublishDeadLetter(ctx, t.js, stream, bus.SchedulerConsumer, msg, err.Error())
+		if stored == nil {
+			stored = msg.Ack()
+		}
+		if stored == nil || sleep(ctx, min(100*time.Millisecond<<min(attempt, 6), 4*time.Second)) != nil {
+			return
+		}
+		t.log.Warn("dead letter not stored; trying again", "subject", msg.Subject(), "err", stored)
+	}
+}
+
+// sleep waits for d or the end of ctx.
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
 	}
 }

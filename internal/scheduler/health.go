@@ -48,6 +48,14 @@ func newMonitor(now time.Time) monitor {
 	return monitor{state: kv.Degraded, reason: "no heartbeat yet", since: now, heard: now}
 }
 
+// resume takes over how the term before judged the server; it keeps its state
+// until heartbeats or silence say otherwise.
+func (m *monitor) resume(state kv.HealthState, reason string) {
+	if state != "" {
+		m.state, m.reason = state, reason
+	}
+}
+
 // beat takes in a heartbeat.
 func (m *monitor) beat(now time.Time, b kv.Heartbeat) {
 	m.heard, m.ever, m.last = now, true, b
@@ -102,7 +110,7 @@ func (m *monitor) judge(now time.Time) (kv.HealthState, string) {
 	case silent >= silentDegraded:
 		return kv.Degraded, fmt.Sprintf("no heartbeat for %s", silentDegraded)
 	case !m.ever:
-		return kv.Degraded, m.reason
+		return m.state, m.reason
 	case m.last.Probe != "":
 		return kv.Degraded, "probe failed: " + m.last.Probe
 	case !m.last.Synced:

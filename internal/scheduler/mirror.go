@@ -18,11 +18,12 @@ import (
 
 // vmState is what a term knows of one sandbox.
 type vmState struct {
-	rec   kv.Placement
-	rev   uint64
-	slim  bool          // rec lacks what only a write or an announcement needs, see slimmed
-	idle  time.Duration // idle time-out; 0: none
-	timer *time.Timer   // wakes step at the next clock that matters
+	rec    kv.Placement
+	rev    uint64
+	slim   bool          // rec lacks what only a write or an announcement needs, see slimmed
+	idle   time.Duration // idle time-out; 0: none
+	timer  *time.Timer   // wakes step at the next clock that matters
+	wakeAt time.Time     // when; zero: it is not running
 
 	kind        string    // of a queued sandbox, see kindOf
 	committing  bool      // a reservation is being written
@@ -45,8 +46,9 @@ type serverState struct {
 	assumed    map[string]kv.Alloc // decided, not yet written
 	view       kv.ServerView       // last written to SERVERS
 	viewAt     time.Time
-	viewDue    bool // it has changed since, and the write waits
-	consumers  bool // its consumers exist
+	viewDue    bool           // it has changed since, and the write waits
+	consumers  bool           // its consumers exist
+	unsaid     []healthChange // in order
 	drainedFor time.Time
 }
 
@@ -100,6 +102,12 @@ func (t *term) applyVM(rec kv.Placement, rev uint64) {
 		t.mu.Unlock()
 		return
 	}
+	if t.serving && rec.Phase != v.rec.Phase && rec.Phase != kv.Queued {
+		// Whoever wrote it may not live to announce it, or may not know that
+		// the write succeeded; step announces it, once.
+		t.unsaid[rev] = true
+		t.newest = max(t.newest, rev)
+	}
 	if v.rec.Fence != rec.Fence {
 		v.gone, v.killSent, v.killAgainAt = nil, 0, time.Time{}
 	}
@@ -133,7 +141,7 @@ func (t *term) slimmed(rec kv.Placement) kv.Placement {
 	return kv.Placement{
 		VMID: rec.VMID, ServerID: rec.ServerID, Tenant: rec.Tenant, Role: rec.Role, Phase: rec.Phase, Fence: rec.Fence,
 		Outcome: rec.Outcome, Code: rec.Code, Request: rec.Request, ReadyAt: rec.ReadyAt, ExpiresAt: rec.ExpiresAt, ActiveAt: rec.ActiveAt,
-		EndedAt: rec.EndedAt, FreedAt: rec.FreedAt, Ending: rec.Ending, Traceparent: rec.Traceparent,
+		EndedAt: rec.EndedAt, PausedAt: rec.PausedAt, FreedAt: rec.FreedAt, Ending: rec.Ending, Traceparent: rec.Traceparent,
 	}
 }
 
@@ -203,6 +211,9 @@ func (t *term) applyServer(rec kv.Server, rev uint64) {
 	s := t.servers[rec.ID]
 	if s == nil {
 		s = &serverState{assumed: map[string]kv.Alloc{}, health: newMonitor(time.Now())}
+		if view, known := t.views[rec.ID]; known {
+			s.health.resume(view.Health, view.Reason)
+		}
 		t.servers[rec.ID] = s
 		if beat, heard := t.early[rec.ID]; heard && beat.Epoch >= rec.Epoch {
 			s.beat = beat
@@ -374,8 +385,8 @@ func (t *term) watchOnce(ctx context.Context, b jetstream.KeyValue, stream strin
 	}()
 	check := time.NewTicker(3 * time.Second)
 	defer check.Stop()
-	var seen, behind uint64   // newest revision heard; what the stream had at the last check
-	keys := map[string]bool{} // nil once listed
+	var seen, behind, base uint64 // newest revision heard; what the stream had at the last check, and when it was listed
+	keys := map[string]bool{}     // nil once listed
 	for {
 		select {
 		case <-ctx.Done():
@@ -387,6 +398,9 @@ func (t *term) watchOnce(ctx context.Context, b jetstream.KeyValue, stream strin
 			if e == nil {
 				listed(keys)
 				keys = nil
+				if last, err := t.lastSequence(ctx, stream); err == nil {
+					base = last
+				}
 				continue
 			}
 			seen = max(seen, e.Revision())
@@ -399,7 +413,7 @@ func (t *term) watchOnce(ctx context.Context, b jetstream.KeyValue, stream strin
 			if err != nil || keys != nil {
 				continue // the bus is away; the next check tells
 			}
-			if seen < behind {
+			if behind > base && seen < behind {
 				return errBlind
 			}
 			behind = last
@@ -417,12 +431,43 @@ func (t *term) lastSequence(ctx context.Context, stream string) (uint64, error) 
 	return s.CachedInfo().State.LastSeq, nil
 }
 
+// markerTTL is how long a deleted key's marker stays, for watchers to hear.
+const markerTTL = time.Hour
+
 // deleteAt removes a key if it is still at the revision.
 func (t *term) deleteAt(ctx context.Context, key string, rev uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	if err := t.placements.Delete(ctx, key, jetstream.LastRevision(rev)); err != nil {
+	if err := t.placements.Purge(ctx, key, jetstream.LastRevision(rev), jetstream.PurgeTTL(markerTTL)); err != nil {
 		return fmt.Errorf("delete %s at revision %d: %w", key, rev, err)
 	}
 	return nil
+}
+
+// loadViews reads how the term before judged the servers, so that a change of
+// scheduler is no change of health.
+func (t *term) loadViews(ctx context.Context) error {
+	w, err := t.Scheduler.servers.WatchAll(ctx, jetstream.IgnoreDeletes())
+	if err != nil {
+		return fmt.Errorf("read %s: %w", kv.BucketServers, err)
+	}
+	defer func() {
+		if err := w.Stop(); err != nil && ctx.Err() == nil {
+			t.log.Debug("stop watcher", "bucket", kv.BucketServers, "err", err)
+		}
+	}()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case e := <-w.Updates():
+			if e == nil {
+				return nil
+			}
+			var view kv.ServerView
+			if t.decode(e.Key(), e.Value(), &view) {
+				t.views[e.Key()] = view
+			}
+		}
+	}
 }

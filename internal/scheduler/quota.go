@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"berth/internal/events"
 	"berth/internal/kv"
 )
@@ -82,7 +84,7 @@ type quotaEvent struct {
 // takeQuota sets or lifts a tenant's quota. Sandboxes over it stay.
 func (t *term) takeQuota(ctx context.Context, r request) error {
 	var data events.QuotaSet
-	if err := events.DecodeStrict(r.event, &data); err != nil {
+	if err := r.decode(&data); err != nil {
 		return asRefusal(err, data.Tenant)
 	}
 	if err := events.CheckID("tenant", data.Tenant); err != nil {
@@ -96,7 +98,7 @@ func (t *term) takeQuota(ctx context.Context, r request) error {
 		limit = *data.MaxSandboxes
 	}
 	if limit == noQuota {
-		if err := t.placements.Purge(ctx, kv.QuotaKey(data.Tenant)); err != nil {
+		if err := t.placements.Purge(ctx, kv.QuotaKey(data.Tenant), jetstream.PurgeTTL(markerTTL)); err != nil {
 			return fmt.Errorf("lift quota of %s: %w", data.Tenant, err)
 		}
 	} else {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -57,6 +58,47 @@ func (t *term) onRequest(ctx context.Context, msg jetstream.Msg) error {
 		span.RecordError(err)
 	}
 	return err
+}
+
+// decode reads the request's data: strictly, but for Berth's own programs,
+// which may be of another version.
+func (r request) decode(v any) error {
+	if strings.HasPrefix(r.event.Source(), events.OwnSource) {
+		return events.DecodeTolerant(r.event, v)
+	}
+	return events.DecodeStrict(r.event, v)
+}
+
+// vmOf reads the sandbox that a request names, however faulty it is otherwise;
+// "" where it names none.
+func vmOf(e events.Event) string {
+	var data struct {
+		VMID string `json:"vmId"`
+	}
+	if err := events.DecodeTolerant(e, &data); err != nil || data.VMID == "" {
+		return e.Subject()
+	}
+	return data.VMID
+}
+
+// requestLane is what a request is about: requests about one sandbox or server
+// are taken in one after the other, in order.
+func requestLane(msg jetstream.Msg) string {
+	path, err := events.ParseRequest(msg.Subject())
+	if err != nil {
+		return ""
+	}
+	if path.Noun != "sandbox" {
+		return "_ " + path.Noun
+	}
+	e, err := events.Decode(msg.Headers(), msg.Data())
+	if err != nil {
+		return path.Tenant
+	}
+	if vm := vmOf(e); vm != "" {
+		return vm
+	}
+	return events.DerivedVMID(path.Tenant, e.Source(), e.ID())
 }
 
 // refusal is a request that is answered with `rejected`.
@@ -134,11 +176,11 @@ func (t *term) refuse(ctx context.Context, r request, why *refusal) error {
 	t.log.Info("refused", "request", r.Noun+"."+string(r.Verb), "tenant", r.Tenant, "subject", subject, "code", why.code, "message", why.message)
 	id := r.ref.Token() + "-rejected"
 	if why.forward {
-		return t.say(ctx, r.Tenant, subject, events.TypeFinished, events.EventFinished, id, events.Finished{
+		return t.sayFinished(ctx, r.Tenant, subject, r.ref.Token(), events.Finished{
 			CommandID: r.ref.ID, Source: r.ref.Source, Command: r.Verb, Outcome: computer.Rejected,
 			Error: &computer.Fault{Code: why.code, Message: why.message}, Actions: []computer.ActionResult{},
 			Timing: events.Timing{FinishedAt: time.Now().UTC()}, Request: r.ref,
-		}, "")
+		})
 	}
 	typ := events.SandboxType(events.EventRejected)
 	var data any = events.Ended{VMID: subject, Code: why.code, Message: why.message, Request: r.ref}
@@ -164,8 +206,8 @@ type serverRejected struct {
 func (t *term) takeCreate(ctx context.Context, r request) error {
 	var spec events.SandboxCreate
 	derived := events.DerivedVMID(r.Tenant, r.ref.Source, r.ref.ID)
-	if err := events.DecodeStrict(r.event, &spec); err != nil {
-		return asRefusal(err, derived)
+	if err := r.decode(&spec); err != nil {
+		return asRefusal(err, vmOf(r.event)) // where the requester listens, if it chose an id
 	}
 	if spec.VMID == "" {
 		spec.VMID = derived
@@ -226,8 +268,8 @@ func ended(rec kv.Placement) *refusal {
 // takeKill ends a sandbox in whatever phase it is.
 func (t *term) takeKill(ctx context.Context, r request) error {
 	var data events.SandboxKill
-	if err := events.DecodeStrict(r.event, &data); err != nil {
-		return asRefusal(err, data.VMID)
+	if err := r.decode(&data); err != nil {
+		return asRefusal(err, vmOf(r.event))
 	}
 	if err := checkVM(data.VMID); err != nil {
 		return err
@@ -275,8 +317,8 @@ func (t *term) kill(ctx context.Context, vm, code, message string) error {
 // takeExtend moves the end of a sandbox's life.
 func (t *term) takeExtend(ctx context.Context, r request) error {
 	var data events.SandboxExtend
-	if err := events.DecodeStrict(r.event, &data); err != nil {
-		return asRefusal(err, data.VMID)
+	if err := r.decode(&data); err != nil {
+		return asRefusal(err, vmOf(r.event))
 	}
 	if err := checkVM(data.VMID); err != nil {
 		return err
@@ -330,8 +372,8 @@ type extended struct {
 // one however it came.
 func (t *term) takeCommand(ctx context.Context, r request) error {
 	var data events.Command
-	if err := events.DecodeStrict(r.event, &data); err != nil {
-		return forwarded(asRefusal(err, r.event.Subject()))
+	if err := r.decode(&data); err != nil {
+		return forwarded(asRefusal(err, vmOf(r.event)))
 	}
 	if data.VMID == "" {
 		data.VMID = r.event.Subject()
@@ -370,7 +412,7 @@ func (t *term) takeCommand(ctx context.Context, r request) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	if _, err := t.js.PublishMsg(ctx, msg, jetstream.WithMsgID(r.ref.Token())); err != nil {
+	if _, err := t.js.PublishMsg(ctx, msg, jetstream.WithMsgID(rec.ServerID+"."+rec.VMID+"."+r.ref.Token())); err != nil {
 		return fmt.Errorf("forward %s to %s: %w", r.Verb, rec.ServerID, err)
 	}
 	return nil

@@ -49,6 +49,11 @@ func (t *term) onResult(ctx context.Context, msg jetstream.Msg) error {
 		}
 		return nil
 	}
+	if finished && f.Outcome == computer.OK && (f.Command == events.Pause || f.Command == events.Resume) {
+		if err := t.paused(ctx, path.VM, f.Command == events.Pause); err != nil {
+			return err
+		}
+	}
 	if err := t.used(ctx, path.VM); err != nil {
 		return err
 	}
@@ -56,7 +61,60 @@ func (t *term) onResult(ctx context.Context, msg jetstream.Msg) error {
 	if !finished || !ok || events.CheckID("tenant", tenant) != nil {
 		return nil
 	}
-	return t.say(ctx, tenant, path.VM, events.TypeFinished, events.EventFinished, path.Token+"-finished", f, "")
+	return t.sayFinished(ctx, tenant, path.VM, path.Token, f)
+}
+
+// resultLane is the sandbox that a result is about.
+func resultLane(msg jetstream.Msg) string {
+	path, err := events.ParseResult(msg.Subject())
+	if err != nil {
+		return ""
+	}
+	return path.VM
+}
+
+// sayFinished shows a command's end to the tenant that asked for it. A sandbox
+// has many of these on one subject, so what keeps them from being stored twice
+// is the message id, within the stream's window.
+func (t *term) sayFinished(ctx context.Context, tenant, vm, token string, f events.Finished) error {
+	e, err := events.New(events.TypeFinished, events.SourceScheduler, token+"-finished", f)
+	if err != nil {
+		return err
+	}
+	e.SetSubject(vm)
+	msg, err := events.NewMessage(ctx, events.EventSubject(tenant, vm, events.EventFinished), e)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if _, err := t.js.PublishMsg(ctx, msg, jetstream.WithMsgID(tenant+"."+vm+"."+e.ID())); err != nil {
+		return fmt.Errorf("announce the end of %s: %w", f.CommandID, err)
+	}
+	return nil
+}
+
+// paused stops or starts a sandbox's idle clock.
+func (t *term) paused(ctx context.Context, vm string, stop bool) error {
+	return t.alone(ctx, vm, func() error {
+		_, err := t.transition(ctx, vm, func(p *kv.Placement, _ uint64) error {
+			if p.Phase != kv.Ready || (p.PausedAt != nil) == stop {
+				return kv.ErrUnchanged
+			}
+			now := time.Now().UTC()
+			if p.PausedAt = nil; stop {
+				p.PausedAt = &now
+			}
+			if p.ActiveAt != nil {
+				p.ActiveAt = &now // it begins anew (cubeplex#538)
+			}
+			return nil
+		})
+		if errors.Is(err, kv.ErrNotFound) {
+			return nil
+		}
+		return err
+	})
 }
 
 // killed ends a sandbox whose kill has finished, where it was not the scheduler

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -120,7 +121,12 @@ func (t *term) tendServer(ctx context.Context, id string, now time.Time) error {
 	from := s.health.change(now)
 	if from != "" {
 		t.refresh(id)
+		s.unsaid = append(s.unsaid, healthChange{
+			id:   fmt.Sprintf("%s-%d-%d-%s", id, t.epoch, now.UnixMilli(), s.health.state),
+			name: string(s.health.state), data: events.ServerEvent{ServerID: id, From: string(from), Reason: s.health.reason},
+		})
 	}
+	unsaid := slices.Clone(s.unsaid)
 	health, rec, consumers := s.health, s.rec, s.consumers
 	var held []string // looked at again: the lost clock starts, stops or has run out
 	if from != "" || health.state == kv.Down && now.Sub(health.since) >= lostAfter {
@@ -130,6 +136,19 @@ func (t *term) tendServer(ctx context.Context, id string, now time.Time) error {
 	}
 	t.mu.Unlock()
 
+	for i, change := range unsaid {
+		if i == len(unsaid)-1 && from != "" {
+			t.log.Info("server health", "server", id, "from", from, "to", health.state, "reason", health.reason)
+			t.meters.transition.Add(ctx, 1, metric.WithAttributes(attribute.String("to", string(health.state))))
+			t.wake()
+		}
+		if err := t.sayServer(ctx, id, change.name, change.id, change.data); err != nil {
+			return err // said when the server is tended again
+		}
+		t.mu.Lock()
+		s.unsaid = s.unsaid[1:]
+		t.mu.Unlock()
+	}
 	if !consumers {
 		if err := bus.EnsureConsumers(ctx, t.js, bus.ServerConsumers(id, rec.Config.MaxContainers)); err != nil {
 			return err
@@ -146,20 +165,16 @@ func (t *term) tendServer(ctx context.Context, id string, now time.Time) error {
 			return err
 		}
 	}
-	if from != "" {
-		t.log.Info("server health", "server", id, "from", from, "to", health.state, "reason", health.reason)
-		t.meters.transition.Add(ctx, 1, metric.WithAttributes(attribute.String("to", string(health.state))))
-		t.wake()
-		err := t.sayServer(ctx, id, string(health.state), fmt.Sprintf("%s-%d-%d-%s", id, t.epoch, now.UnixMilli(), health.state),
-			events.ServerEvent{ServerID: id, From: string(from), Reason: health.reason})
-		if err != nil {
-			return err
-		}
-	}
 	if err := t.drain(ctx, id, now); err != nil {
 		return err
 	}
 	return t.writeView(ctx, id, from != "", now)
+}
+
+// healthChange is a transition that is to be announced.
+type healthChange struct {
+	id, name string
+	data     events.ServerEvent
 }
 
 func (t *term) sayServer(ctx context.Context, server, name, id string, data any) error {
@@ -277,7 +292,7 @@ func holds(rec kv.Placement, server string, a kv.Alloc) bool {
 // takeServer obeys an operator.
 func (t *term) takeServer(ctx context.Context, r request) error {
 	var data events.ServerRequest
-	if err := events.DecodeStrict(r.event, &data); err != nil {
+	if err := r.decode(&data); err != nil {
 		return asRefusal(err, data.ServerID)
 	}
 	if err := events.CheckServerID(data.ServerID); err != nil {
@@ -310,10 +325,13 @@ func (t *term) takeServer(ctx context.Context, r request) error {
 			return noServer(data.ServerID)
 		}
 		from = s.Admin
-		if s.Admin == admin && r.Verb != events.Drain {
+		if s.Admin == admin && (r.Verb != events.Drain || s.DrainID == r.ref.Token()) {
 			return kv.ErrUnchanged
 		}
-		s.Admin, s.DrainDeadline = admin, until
+		s.Admin, s.DrainDeadline, s.DrainID, s.Drained = admin, until, "", false
+		if r.Verb == events.Drain {
+			s.DrainID = r.ref.Token()
+		}
 		return nil
 	})
 	if err != nil {
@@ -337,20 +355,22 @@ func (t *term) removeServer(ctx context.Context, r request, id string) error {
 	if err != nil {
 		return err
 	}
-	if n := len(rec.Allocs); n > 0 {
-		return &refusal{subject: id, code: events.CodeOccupied, message: fmt.Sprintf("server %q holds %d sandboxes; drain it first", id, n)}
-	}
 	t.mu.Lock()
 	s := t.servers[id]
-	alive := s != nil && s.health.ever && time.Since(s.health.heard) < silentDown
+	alive := s == nil || time.Since(s.health.heard) < silentDown
+	living := 0 // a dead server's slots stay taken until it comes back, or goes for good
+	for vm := range rec.Allocs {
+		if v := t.vms[vm]; v != nil && v.rec.ServerID == id && v.rec.Phase != kv.Ended {
+			living++
+		}
+	}
 	t.mu.Unlock()
+	if living > 0 {
+		return &refusal{subject: id, code: events.CodeOccupied, message: fmt.Sprintf("server %q holds %d sandboxes; drain it first", id, living)}
+	}
 	if alive {
 		return &refusal{subject: id, code: events.CodeOccupied, message: fmt.Sprintf("worker %q still serves %q; take it out of its registry first", rec.Worker, id)}
 	}
-	if err := t.deleteAt(ctx, kv.ServerKey(id), rev); err != nil {
-		return err
-	}
-	t.forgetServer(id)
 	for _, c := range bus.ServerConsumers(id, 0) {
 		if err := t.js.DeleteConsumer(ctx, c.Stream, c.Durable); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
 			return fmt.Errorf("remove consumer %s: %w", c.Durable, err)
@@ -359,7 +379,19 @@ func (t *term) removeServer(ctx context.Context, r request, id string) error {
 	if err := t.Scheduler.servers.Purge(ctx, id); err != nil {
 		return fmt.Errorf("remove view of %s: %w", id, err)
 	}
-	return t.sayServer(ctx, id, "removed", r.ref.Token()+"-removed", events.ServerEvent{ServerID: id, From: string(rec.Admin), Reason: "asked by " + r.ref.Source, Request: &r.ref})
+	err = t.sayServer(ctx, id, "removed", r.ref.Token()+"-removed", events.ServerEvent{ServerID: id, From: string(rec.Admin), Reason: "asked by " + r.ref.Source, Request: &r.ref})
+	if err != nil {
+		return err
+	}
+	// The record goes last: until then the request can be tried again.
+	if err := t.deleteAt(ctx, kv.ServerKey(id), rev); err != nil {
+		return err
+	}
+	t.forgetServer(id)
+	for vm := range rec.Allocs {
+		t.queue.add(vm) // its slot has gone with the server
+	}
+	return nil
 }
 
 // drain ends what is left on a draining server at its deadline, and says so
@@ -384,8 +416,11 @@ func (t *term) drain(ctx context.Context, id string, now time.Time) error {
 	}
 	settled := empty && now.Sub(s.drainedFor) >= drainAfter
 	t.mu.Unlock()
+	if rec.Drained {
+		return nil
+	}
 	if settled {
-		return t.sayServer(ctx, id, "drained", fmt.Sprintf("%s-%d-drained", id, s.rev), events.ServerEvent{ServerID: id, From: string(kv.Draining), Reason: "its worker reports no sandboxes"})
+		return t.drained(ctx, rec)
 	}
 	if rec.DrainDeadline == nil || now.Before(*rec.DrainDeadline) {
 		return nil
@@ -396,4 +431,23 @@ func (t *term) drain(ctx context.Context, id string, now time.Time) error {
 		}
 	}
 	return nil
+}
+
+// drained announces that a drain is complete, and notes it.
+func (t *term) drained(ctx context.Context, rec kv.Server) error {
+	err := t.sayServer(ctx, rec.ID, "drained", rec.DrainID+"-drained", events.ServerEvent{ServerID: rec.ID, From: string(kv.Draining), Reason: "its worker reports no sandboxes"})
+	if err != nil {
+		return err
+	}
+	next, rev, err := kv.Update(ctx, t.placements, kv.ServerKey(rec.ID), func(s *kv.Server, rev uint64) error {
+		if rev == 0 || s.Drained || s.DrainID != rec.DrainID {
+			return kv.ErrUnchanged
+		}
+		s.Drained = true
+		return nil
+	})
+	if err == nil && rev != 0 {
+		t.applyServer(next, rev)
+	}
+	return err
 }

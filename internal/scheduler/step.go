@@ -241,7 +241,7 @@ func (t *term) stepReady(ctx context.Context, rec kv.Placement) (time.Duration, 
 		_, err := t.setEnding(ctx, rec.VMID, kv.Ending{Outcome: events.EventExpired, Code: events.CodeTTL, Message: "lived its " + rec.ExpiresAt.Sub(*rec.ReadyAt).Round(time.Second).String()})
 		return 0, err
 	}
-	if rec.ActiveAt != nil && limit > 0 {
+	if rec.ActiveAt != nil && limit > 0 && rec.PausedAt == nil {
 		if rec.ActiveAt.After(active) {
 			active = *rec.ActiveAt
 		}
@@ -304,8 +304,14 @@ func (t *term) stepEnded(ctx context.Context, rec kv.Placement) (time.Duration, 
 	if left > 0 {
 		return left, nil
 	}
-	if err := t.placements.Purge(ctx, kv.VMKey(rec.VMID)); err != nil {
-		return 0, fmt.Errorf("forget vm %s: %w", rec.VMID, err)
+	t.mu.Lock()
+	var rev uint64
+	if v := t.vms[rec.VMID]; v != nil {
+		rev = v.rev
+	}
+	t.mu.Unlock()
+	if err := t.deleteAt(ctx, kv.VMKey(rec.VMID), rev); err != nil {
+		return 0, err
 	}
 	t.forgetVM(rec.VMID, ^uint64(0))
 	return 0, nil

@@ -171,9 +171,8 @@ func (t *term) endQueued(ctx context.Context, server string) error {
 	return nil
 }
 
-// endWaiting ends one command that waited for a server that is down. A create
-// or kill of the scheduler's own stays for the worker to come: its sandbox's
-// record follows it.
+// endWaiting ends one command that waited for a server that is down; the
+// scheduler's own too, whose sandbox's record then follows the result.
 func (t *term) endWaiting(ctx context.Context, server string, msg jetstream.Msg) error {
 	why := t.unserved(server)
 	if why == "" {
@@ -194,38 +193,28 @@ func (t *term) endWaiting(ctx context.Context, server string, msg jetstream.Msg)
 // lost with its server.
 func (t *term) endClaimed(ctx context.Context, rec kv.Placement) error {
 	filter := events.ResultSubject(rec.ServerID, rec.VMID, "*")
-	consumer, err := t.js.OrderedConsumer(ctx, bus.Results, jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{filter}, DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy})
+	reading, cancel := context.WithTimeout(ctx, 5*time.Second)
+	info, err := t.results.Info(reading, jetstream.WithSubjectFilter(filter))
+	cancel()
 	if err != nil {
-		return fmt.Errorf("read %s: %w", filter, err)
+		return fmt.Errorf("list %s: %w", filter, err)
 	}
-	info := consumer.CachedInfo()
-	defer func() {
-		if err := t.js.DeleteConsumer(ctx, bus.Results, info.Name); err != nil && ctx.Err() == nil {
-			t.log.Debug("delete consumer", "consumer", info.Name, "err", err)
+	for subject := range info.State.Subjects {
+		e, raw, err := bus.Last(ctx, t.results, subject)
+		if err != nil && raw == nil {
+			return err
 		}
-	}()
-	for range info.NumPending {
-		msg, err := consumer.Next(jetstream.FetchMaxWait(5 * time.Second))
-		if err != nil {
-			return fmt.Errorf("read %s: %w", filter, err)
-		}
-		e, err := events.Decode(msg.Headers(), msg.Data())
-		if err != nil || e.Type() != events.TypeStarted {
+		if err != nil || raw == nil || e.Type() != events.TypeStarted {
 			continue
 		}
 		var claim events.Started
 		if err := events.DecodeTolerant(e, &claim); err != nil {
 			continue
 		}
-		meta, err := msg.Metadata()
-		if err != nil {
-			return err
-		}
 		err = t.publishEnd(ctx, rec.ServerID, rec.VMID, e, events.Finished{
 			CommandID: claim.CommandID, Source: claim.Source, Command: claim.Command, Outcome: computer.Unknown, Fence: claim.Fence,
 			Error: &computer.Fault{Code: events.CodeServerDown, Message: "its server went down while it ran"}, Request: claim.Request,
-		}, meta.Sequence.Stream)
+		}, raw.Sequence)
 		if err != nil {
 			return err
 		}

@@ -29,9 +29,10 @@ type term struct {
 	mu       sync.Mutex
 	vms      map[string]*vmState
 	servers  map[string]*serverState
-	early    map[string]kv.Heartbeat // of servers that are not mirrored yet
-	strings  map[string]string       // see one
-	creating map[string]int          // by server: sandboxes that are reserved or starting there
+	views    map[string]kv.ServerView // what the term before left in SERVERS
+	early    map[string]kv.Heartbeat  // of servers that are not mirrored yet
+	strings  map[string]string        // see one
+	creating map[string]int           // by server: sandboxes that are reserved or starting there
 	brake    brake
 	fleet    *placement.Fleet
 	waiting  *waitingList
@@ -44,13 +45,14 @@ type term struct {
 	reserving keyedMutex // by server id
 	moving    keyedMutex // by vm: what moves a sandbox and announces it does so alone, so that events keep their order
 	work      sync.WaitGroup
-	unsaid    map[uint64]bool // revisions written and not yet announced; guarded by mu
+	unsaid    map[uint64]bool // revisions with a new phase that is not yet announced; guarded by mu
+	serving   bool            // the mirror has been loaded; what moves from here on is announced by this term
 }
 
 func newTerm(s *Scheduler, epoch uint64) *term {
 	t := &term{
 		Scheduler: s, epoch: epoch, queue: newWorkqueue(),
-		vms: map[string]*vmState{}, servers: map[string]*serverState{}, early: map[string]kv.Heartbeat{}, creating: map[string]int{}, strings: map[string]string{},
+		vms: map[string]*vmState{}, servers: map[string]*serverState{}, early: map[string]kv.Heartbeat{}, views: map[string]kv.ServerView{}, creating: map[string]int{}, strings: map[string]string{},
 		fleet: placement.NewFleet(), waiting: newWaitingList(), quotas: newQuotas(),
 		wakeup: make(chan struct{}, 1), tending: newWorkqueue(),
 		unsaid: map[uint64]bool{},
@@ -62,6 +64,9 @@ func newTerm(s *Scheduler, epoch uint64) *term {
 // run schedules until ctx ends (the lease is lost or the process stops).
 func (t *term) run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
+	if err := t.loadViews(ctx); err != nil {
+		return err
+	}
 	placementsListed, beatsListed := make(chan struct{}), make(chan struct{})
 	g.Go(func() error {
 		return t.watch(ctx, t.placements, "KV_"+kv.BucketPlacements, t.onPlacement, closeOnce(placementsListed, t.onListed))
@@ -108,6 +113,7 @@ func closeOnce(ch chan struct{}, each func(map[string]bool)) func(map[string]boo
 func (t *term) serve(ctx context.Context, g *errgroup.Group) error {
 	t.mu.Lock()
 	t.log.Info("mirror loaded", "sandboxes", len(t.vms), "servers", len(t.servers))
+	t.serving = true
 	t.mu.Unlock()
 	if err := t.announceUnsaid(ctx); err != nil {
 		return err
@@ -121,8 +127,8 @@ func (t *term) serve(ctx context.Context, g *errgroup.Group) error {
 	}
 	g.Go(func() error { return t.clock(ctx) })
 	g.Go(func() error { return t.keepWatermark(ctx) })
-	g.Go(func() error { return t.consume(ctx, bus.Requests, t.onRequest) })
-	g.Go(func() error { return t.consume(ctx, bus.Results, t.onResult) })
+	g.Go(func() error { return t.consume(ctx, bus.Requests, requestLane, t.onRequest) })
+	g.Go(func() error { return t.consume(ctx, bus.Results, resultLane, t.onResult) })
 	g.Go(func() error { return t.strays(ctx) })
 	t.wake()
 	return nil
@@ -171,7 +177,8 @@ func (t *term) alone(ctx context.Context, vm string, f func() error) error {
 	return f()
 }
 
-// later has step look at vm in d, instead of whenever it was to look before.
+// later has step look at vm in d at the latest: a look that is due sooner
+// stays due.
 func (t *term) later(vm string, d time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -179,11 +186,26 @@ func (t *term) later(vm string, d time.Duration) {
 	if v == nil {
 		return
 	}
-	if v.timer == nil {
-		v.timer = time.AfterFunc(d, func() { t.queue.add(vm) })
+	at := time.Now().Add(d)
+	switch {
+	case v.timer == nil:
+		v.timer = time.AfterFunc(d, func() { t.ring(vm) })
+	case !v.wakeAt.IsZero() && !at.Before(v.wakeAt):
 		return
+	default:
+		v.timer.Reset(d)
 	}
-	v.timer.Reset(d)
+	v.wakeAt = at
+}
+
+// ring is a sandbox's timer.
+func (t *term) ring(vm string) {
+	t.mu.Lock()
+	if v := t.vms[vm]; v != nil {
+		v.wakeAt = time.Time{}
+	}
+	t.mu.Unlock()
+	t.queue.add(vm)
 }
 
 func (t *term) stopTimers() {
@@ -315,13 +337,9 @@ func (t *term) transition(ctx context.Context, vm string, change func(rec *kv.Pl
 	}
 }
 
-// moved takes a record that this term has just written into the mirror, after
-// announcing its phase.
+// moved takes a record that this term has just written into the mirror, which
+// notes its phase as unsaid, and announces it.
 func (t *term) moved(ctx context.Context, rec kv.Placement, rev uint64) error {
-	t.mu.Lock()
-	t.unsaid[rev] = true
-	t.newest = max(t.newest, rev)
-	t.mu.Unlock()
 	t.applyVM(rec, rev)
 	if err := t.announce(ctx, rec); err != nil {
 		return err // stays unsaid: the next term, or step's next look, makes it good
