@@ -460,7 +460,11 @@ func (f *fleet) announce(ctx context.Context, tenant, vm, name string, data any)
 	if err != nil {
 		return
 	}
-	e, err := events.New(events.SandboxType(name), events.SourceScheduler, vm+"-"+name, data)
+	id := vm + "-" + name
+	if ended, ok := data.(events.Ended); ok {
+		id += "-" + ended.Request.Token()
+	}
+	e, err := events.New(events.SandboxType(name), events.SourceScheduler, id, data)
 	if err == nil {
 		err = bus.Announce(ctx, f.js, stream, events.EventSubject(tenant, vm, name), e)
 	}
@@ -495,8 +499,16 @@ func (f *fleet) request(ctx context.Context, msg jetstream.Msg) {
 			f.g.t.Errorf("fleet: kill: %v", err)
 		}
 		f.mu.Lock()
-		f.kills = append(f.kills, k.VMID)
+		b := f.boxes[k.VMID]
+		other := k.Request != nil && b != nil && b.request != *k.Request
+		if !other {
+			f.kills = append(f.kills, k.VMID)
+		}
 		f.mu.Unlock()
+		if other {
+			f.announce(ctx, p.Tenant, k.VMID, events.EventRejected, events.Ended{VMID: k.VMID, Code: events.CodeNotFound, Message: "another request's", Request: events.RequestOf(e)})
+			return
+		}
 		f.end(ctx, k.VMID, events.EventKilled, events.CodeKilled)
 	}
 }
@@ -505,16 +517,25 @@ func (f *fleet) create(ctx context.Context, tenant string, c events.SandboxCreat
 	f.mu.Lock()
 	f.creates = append(f.creates, c.VMID)
 	refuse := f.refuse
-	_, twice := f.boxes[c.VMID]
+	before := f.boxes[c.VMID]
 	wait := f.readyIn
 	f.mu.Unlock()
-	if twice {
+	if before != nil {
+		if before.request != id {
+			f.done.Go(func() {
+				select {
+				case <-ctx.Done():
+				case <-time.After(wait):
+					f.announce(ctx, tenant, c.VMID, events.EventRejected, events.Ended{VMID: c.VMID, Code: events.CodeVMIDInUse, Message: "it is another's", Request: id})
+				}
+			})
+		}
 		return
 	}
 	if refuse != nil {
 		if ended := refuse(c.VMID, c); ended != nil {
 			ended.VMID, ended.Request = c.VMID, id
-			f.announce(ctx, tenant, c.VMID, events.EventRejected, ended)
+			f.announce(ctx, tenant, c.VMID, events.EventRejected, *ended)
 			return
 		}
 	}
@@ -760,5 +781,5 @@ func (f *fleet) killed(vm string) bool {
 
 // vmOf is the derived vm id of a loop of tenant default.
 func vmOf(loop string) string {
-	return events.DerivedVMID("default", events.SourceLoopRunner, "loop-default-"+loop+"-sandbox")
+	return events.DerivedVMID("default", events.SourceLoopRunner, "default."+loop+".create")
 }

@@ -22,13 +22,14 @@ import (
 const eventsBefore = 10 * time.Minute
 
 // createRequest names a loop's create request; the same for every runner, so
-// that one loop has one sandbox.
+// that one loop has one sandbox. As in actID the parts are joined by what no id
+// has in it: tenant a, loop b-c is not tenant a-b, loop c.
 func createRequest(tenant, loop string) events.Request {
-	return events.Request{Source: events.SourceLoopRunner, ID: "loop-" + tenant + "-" + loop + "-sandbox"}
+	return events.Request{Source: events.SourceLoopRunner, ID: tenant + "." + loop + ".create"}
 }
 
 func killRequest(tenant, loop string) events.Request {
-	return events.Request{Source: events.SourceLoopRunner, ID: "loop-" + tenant + "-" + loop + "-kill"}
+	return events.Request{Source: events.SourceLoopRunner, ID: tenant + "." + loop + ".kill"}
 }
 
 // requestSandbox publishes the create request. Publishing it again is
@@ -90,9 +91,10 @@ func (l *loop) follow(ctx context.Context) {
 	l.followers.Go(func() { t.run(ctx, l.hear, nil) })
 }
 
-// hear takes one event of the sandbox. Ready and rejected count only where
-// they answer the loop's own create request: a vm id that somebody else has is
-// refused to the loop without any harm to the other's sandbox.
+// hear takes one event of the sandbox. Where the loop made it, events count only
+// that answer the loop's own create request: a vm id that somebody else has is
+// refused to the loop without any harm to the other's sandbox, and how that one
+// ends is no verdict on the loop.
 func (l *loop) hear(msg jetstream.Msg) bool {
 	e, err := events.Decode(msg.Headers(), msg.Data())
 	if err != nil {
@@ -120,9 +122,12 @@ func (l *loop) hear(msg jetstream.Msg) bool {
 	if events.DecodeTolerant(e, &d) != nil {
 		return true
 	}
-	// A kill of what is no more is refused, which says the same.
-	if name == events.EventRejected && (l.given || d.Request != own) && d.Request != killRequest(l.tenant, l.id) {
-		return true
+	switch {
+	case d.Request == own && !l.given:
+	case name == events.EventRejected && d.Request == killRequest(l.tenant, l.id): // a kill of what is no more, which says the same
+	case name != events.EventRejected && l.given:
+	default:
+		return true // another's
 	}
 	l.sandboxEnded(name, d.Code, d.Message)
 	return true
@@ -211,7 +216,9 @@ func (l *loop) settle() error {
 	return nil
 }
 
-// kill asks for the end of the sandbox and waits a while to hear of it.
+// kill asks for the end of the sandbox and waits a while to hear of it. It names
+// the loop's create: until the answer to that was heard, the vm id may be the
+// name of somebody else's sandbox.
 func (l *loop) kill(ctx context.Context) error {
 	select {
 	case <-l.box.gone:
@@ -219,8 +226,8 @@ func (l *loop) kill(ctx context.Context) error {
 	default:
 	}
 	vm := l.j.state.started.VMID
-	id := killRequest(l.tenant, l.id)
-	e, err := events.New(events.TypeSandboxKill, id.Source, id.ID, events.SandboxKill{VMID: vm})
+	id, own := killRequest(l.tenant, l.id), createRequest(l.tenant, l.id)
+	e, err := events.New(events.TypeSandboxKill, id.Source, id.ID, events.SandboxKill{VMID: vm, Request: &own})
 	if err != nil {
 		return err
 	}
