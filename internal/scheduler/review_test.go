@@ -1,0 +1,140 @@
+package scheduler_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"berth/internal/events"
+	"berth/internal/kv"
+)
+
+// Requests about one sandbox are taken in in order: a kill right behind its
+// create finds it, always.
+func TestKillRightBehindCreate(t *testing.T) {
+	run(t, func(t *testing.T, b *bundle) {
+		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 100})
+		defer w.stop()
+		b.untilEvent(3*time.Second, "_", "ax102-01", "healthy")
+		const n = 40
+		for i := range n {
+			vm := fmt.Sprint("vm-", i)
+			b.create("default", "c"+vm, map[string]any{"vmId": vm})
+			b.request("default", "sandbox", events.Kill, events.TypeSandboxKill, "k"+vm, map[string]any{"vmId": vm})
+		}
+		b.until(20*time.Second, "all ended", func() bool {
+			return len(b.events("event.default.*.killed"))+len(b.events("event.default.*.failed")) == n
+		})
+		if r := b.events("event.default.*.rejected"); len(r) > 0 {
+			t.Errorf("%d kills were refused: %v", len(r), r[0].data)
+		}
+		b.until(10*time.Second, "slots freed", func() bool { return len(b.server("ax102-01").Allocs) == 0 })
+	})
+}
+
+// One (source, id) from two tenants is two commands.
+func TestSameIDFromTwoTenants(t *testing.T) {
+	run(t, func(t *testing.T, b *bundle) {
+		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 5})
+		defer w.stop()
+		for _, tenant := range []string{"red", "blue"} {
+			b.create(tenant, "c"+tenant, map[string]any{"vmId": tenant})
+			b.untilEvent(5*time.Second, tenant, tenant, "ready")
+			b.request(tenant, "sandbox", events.Act, events.CommandType(events.Act), "2", map[string]any{"vmId": tenant, "actions": []any{map[string]any{"type": "cursor"}}})
+		}
+		for _, tenant := range []string{"red", "blue"} {
+			if f := b.untilEvent(5*time.Second, tenant, tenant, "finished"); f["outcome"] != "ok" {
+				t.Errorf("%s: %v", tenant, f)
+			}
+		}
+	})
+}
+
+// A phase that somebody else wrote, or this scheduler without hearing so, is
+// announced all the same.
+func TestForeignMoveIsAnnounced(t *testing.T) {
+	run(t, func(t *testing.T, b *bundle) {
+		b.create("default", "r1", map[string]any{"vmId": "a", "role": "nobody"})
+		b.untilEvent(5*time.Second, "default", "a", "queued")
+		_, _, err := kv.Update(t.Context(), b.places, kv.VMKey("a"), func(p *kv.Placement, rev uint64) error {
+			if rev == 0 {
+				return errors.New("no record")
+			}
+			now := time.Now().UTC()
+			p.Phase, p.Outcome, p.Code, p.EndedAt = kv.Ended, events.EventFailed, events.CodeKilled, &now
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.untilEvent(2*time.Second, "default", "a", "failed")
+	})
+}
+
+// A server that died for good can be removed although its slots are taken, and
+// then they are free.
+func TestRemoveTheDead(t *testing.T) {
+	run(t, func(t *testing.T, b *bundle) {
+		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 5})
+		b.create("default", "r1", map[string]any{"vmId": "a"})
+		b.untilEvent(5*time.Second, "default", "a", "ready")
+		w.mu.Lock()
+		w.quiet = true
+		w.mu.Unlock()
+		w.stop()
+		b.untilEvent(120*time.Second, "default", "a", "lost")
+		results := func() uint64 {
+			s, err := b.js.Stream(t.Context(), "RESULTS")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s.CachedInfo().State.Msgs
+		}
+		before := results()
+		time.Sleep(10 * time.Minute)
+		if after := results(); after > before+1 {
+			t.Errorf("%d results in ten minutes of a dead server", after-before)
+		}
+		b.request("_", "server", events.Remove, events.TypeServerRemove, "x", map[string]any{"serverId": "ax102-01"})
+		b.untilEvent(10*time.Second, "_", "ax102-01", "removed")
+		b.until(10*time.Second, "freed", func() bool { return b.vm("a").FreedAt != nil })
+	})
+}
+
+// Pause stops the idle clock, resume starts it anew (L9: cubeplex#538).
+func TestPauseStopsTheIdleClock(t *testing.T) {
+	run(t, func(t *testing.T, b *bundle) {
+		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 5})
+		defer w.stop()
+		b.create("default", "r1", map[string]any{"vmId": "a", "idleTimeoutSeconds": 20})
+		b.untilEvent(5*time.Second, "default", "a", "ready")
+		b.request("default", "sandbox", events.Pause, events.CommandType(events.Pause), "p", map[string]any{"vmId": "a"})
+		time.Sleep(time.Minute)
+		same(t, b.names("default", "a"), []string{"placed", "ready", "finished"})
+		b.request("default", "sandbox", events.Resume, events.CommandType(events.Resume), "r", map[string]any{"vmId": "a"})
+		time.Sleep(15 * time.Second)
+		same(t, b.names("default", "a"), []string{"placed", "ready", "finished", "finished"})
+		if e := b.untilEvent(10*time.Second, "default", "a", "expired"); e["code"] != events.CodeIdle {
+			t.Errorf("expired: %v", e)
+		}
+	})
+}
+
+// A vm id is free again a day after its end, and its record is gone.
+func TestTombstone(t *testing.T) {
+	run(t, func(t *testing.T, b *bundle) {
+		b.create("default", "r1", map[string]any{"vmId": "a", "role": "nobody", "queueTimeoutSeconds": 1})
+		b.untilEvent(5*time.Second, "default", "a", "expired")
+		b.create("default", "r2", map[string]any{"vmId": "a"})
+		if r := b.untilEvent(5*time.Second, "default", "a", "rejected"); r["code"] != events.CodeVMIDInUse {
+			t.Errorf("rejected: %v", r)
+		}
+		time.Sleep(25 * time.Hour)
+		if _, _, err := kv.Get[kv.Placement](t.Context(), b.places, kv.VMKey("a")); !errors.Is(err, kv.ErrNotFound) {
+			t.Errorf("the record is still there: %v", err)
+		}
+		b.create("default", "r3", map[string]any{"vmId": "a", "role": "nobody", "queueTimeoutSeconds": 1})
+		b.until(5*time.Second, "expired again", func() bool { return len(b.events("event.default.a.expired")) == 2 })
+	})
+}
