@@ -94,7 +94,7 @@ func (l *loop) publish(ctx context.Context, what string, once func(context.Conte
 
 // command sends a command and returns its result. known: an earlier owner may
 // have sent it, so its result is looked for first.
-func (l *loop) command(ctx context.Context, verb events.Verb, id events.Request, data events.Command, own time.Duration, known bool) (*events.Finished, error) {
+func (l *loop) command(ctx context.Context, verb events.Verb, id events.Request, data events.Command, bound time.Duration, known bool) (*events.Finished, error) {
 	token := id.Token()
 	p := l.results.expect(l.box.vm, token)
 	defer l.results.forget(token)
@@ -115,7 +115,7 @@ func (l *loop) command(ctx context.Context, verb events.Verb, id events.Request,
 		}
 		l.r.hook("sent:"+string(verb), l.id)
 	}
-	return l.results.await(ctx, token, p, *data.Deadline, own)
+	return l.results.await(ctx, token, p, *data.Deadline, bound)
 }
 
 // act carries out the pending decision's actions: one attempt.
@@ -131,7 +131,7 @@ func (l *loop) act(ctx context.Context) error {
 	// A stop does not tear the act away from its result; see graceful.
 	wait, cancel := l.graceful(ctx)
 	defer cancel()
-	f, err := l.command(wait, events.Act, id, events.Command{Actions: raw, Observe: true, Deadline: &deadline, Fence: &fence}, ownTime(d.Actions), l.inherited)
+	f, err := l.command(wait, events.Act, id, events.Command{Actions: raw, Observe: true, Deadline: &deadline, Fence: &fence}, computer.FinishTime(d.Actions), l.inherited)
 	l.inherited = false
 	switch {
 	case errors.Is(err, errNotTaken):
@@ -191,7 +191,7 @@ func (l *loop) retry(ctx context.Context, why computer.Fault) error {
 func (l *loop) observe(ctx context.Context) error {
 	for attempt := 1; ; attempt++ {
 		id, deadline, fence := l.observeID(attempt), time.Now().UTC().Add(events.DefaultDeadline), l.box.fence
-		f, err := l.command(ctx, events.Observe, id, events.Command{Deadline: &deadline, Fence: &fence}, 0, false)
+		f, err := l.command(ctx, events.Observe, id, events.Command{Deadline: &deadline, Fence: &fence}, computer.FinishTime(nil), false)
 		fault := computer.Fault{Code: events.CodeInternal, Message: "an observation without a picture"}
 		switch {
 		case errors.Is(err, errNotTaken):

@@ -56,8 +56,8 @@
 //   - An observation may be taken twice. It changes nothing.
 //   - A command that no worker takes ends, after its deadline and 15 s, in the
 //     next attempt; four such in a row (five minutes) end the loop as failed,
-//     deadlineExceeded. One that was started and has not finished in the time
-//     that its actions ask for and 120 s is unknown.
+//     deadlineExceeded. One that was started and has not finished a minute after
+//     the time in which a worker would (computer.FinishTime) is unknown.
 //   - A crash between the create request and started leaves the request of the
 //     sandbox out until the start is delivered again (10 s), which names the
 //     same sandbox.

@@ -17,9 +17,10 @@ const (
 	// pastDeadline is how long after a command's deadline it is taken for
 	// certain that no worker will start it any more: clocks differ by less.
 	pastDeadline = 15 * time.Second
-	// ownSlack is what a started command may take beyond what its actions ask
-	// for, before its outcome is called unknown.
-	ownSlack = 120 * time.Second
+	// takeoverTime is what a started command may take beyond the time in which a
+	// worker that lives finishes it, before its outcome is called unknown: time for
+	// a successor to take over, and for the bus.
+	takeoverTime = time.Minute
 	// lookEvery is how often a result that is waited for is read from the
 	// stream, should the follower have been blind.
 	lookEvery = 10 * time.Second
@@ -36,6 +37,7 @@ type results struct {
 	stream jetstream.Stream // RESULTS
 	server string
 	stop   func()
+	begun  chan struct{} // closed once the results are followed
 
 	mu      sync.Mutex
 	users   int                       // guarded by Runner.mu
@@ -49,26 +51,52 @@ type pendingResult struct {
 	changed  chan struct{} // capacity 1
 }
 
-// resultsOf returns the results of a server, which are followed from before it
-// returns. release must be called.
+// resultsOf returns the results of a server once they are followed. The error
+// is ctx's cause, or errDrained. Where there is none release must be called.
 func (r *Runner) resultsOf(ctx context.Context, server string) (*results, error) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if res := r.results[server]; res != nil {
-		res.users++
+	res := r.results[server]
+	if res == nil {
+		res = r.followResults(context.WithoutCancel(ctx), server)
+		r.results[server] = res
+	}
+	res.users++
+	r.mu.Unlock()
+	var err error
+	select {
+	case <-res.begun:
 		return res, nil
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	case <-r.draining:
+		err = errDrained
 	}
-	config, err := newestOf(ctx, r.JS, bus.Results, events.ResultSubject(server, "*", "*"))
-	if err != nil {
-		return nil, err
-	}
-	following, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	res := &results{stream: r.resultStream, server: server, users: 1, waiting: map[string]*pendingResult{}}
+	r.release(res)
+	return nil, err
+}
+
+// followResults begins to follow a server's results, in a goroutine that stop
+// ends: whoever holds Runner.mu waits for no network.
+func (r *Runner) followResults(ctx context.Context, server string) *results {
+	following, cancel := context.WithCancel(ctx)
+	res := &results{stream: r.resultStream, server: server, begun: make(chan struct{}), waiting: map[string]*pendingResult{}}
 	var done sync.WaitGroup
-	done.Go(func() { res.follow(following, tail{js: r.JS, stream: bus.Results, config: config, log: r.Log}) })
+	done.Go(func() {
+		for attempt := 0; ; attempt++ {
+			config, err := newestOf(following, r.JS, bus.Results, events.ResultSubject(server, "*", "*"))
+			if err == nil {
+				close(res.begun)
+				res.follow(following, tail{js: r.JS, stream: bus.Results, config: config, log: r.Log})
+				return
+			}
+			if bus.Pause(following, attempt) != nil {
+				return
+			}
+			r.Log.Warn("results not readable; trying again", "server", server, "err", err)
+		}
+	})
 	res.stop = func() { cancel(); done.Wait() }
-	r.results[server] = res
-	return res, nil
+	return res
 }
 
 // release ends one use of a server's results; the last one ends the follower.
@@ -161,9 +189,9 @@ func (r *results) look(ctx context.Context, vm, token string) error {
 
 // await returns the command's finished; errNotTaken where nobody claimed it
 // until pastDeadline after its deadline; or ctx's cause. A command that was
-// claimed and has not finished own + ownSlack after that is answered as
-// unknown.
-func (r *results) await(ctx context.Context, token string, p *pendingResult, deadline time.Time, own time.Duration) (*events.Finished, error) {
+// claimed and has not finished within bound and takeoverTime after that is
+// answered as unknown; bound is that of computer.FinishTime.
+func (r *results) await(ctx context.Context, token string, p *pendingResult, deadline time.Time, bound time.Duration) (*events.Finished, error) {
 	ticker := time.NewTicker(lookEvery)
 	defer ticker.Stop()
 	for {
@@ -186,23 +214,9 @@ func (r *results) await(ctx context.Context, token string, p *pendingResult, dea
 			return f, nil
 		case started.IsZero() && time.Since(deadline) > pastDeadline:
 			return nil, errNotTaken
-		case !started.IsZero() && time.Since(started) > own+ownSlack:
+		case !started.IsZero() && time.Since(started) > bound+takeoverTime:
 			return &events.Finished{Outcome: computer.Unknown, Timing: events.Timing{FinishedAt: time.Now().UTC()},
 				Error: &computer.Fault{Code: events.CodeTimeout, Message: "the command was started and has not finished in time"}}, nil
 		}
 	}
-}
-
-// ownTime is how long the actions ask to take.
-func ownTime(actions []computer.Action) time.Duration {
-	var total float64
-	for _, a := range actions {
-		switch a.Type {
-		case computer.Wait, computer.Hold:
-			total += a.Duration(0)
-		case computer.Run:
-			total += a.Duration(computer.DefaultRun)
-		}
-	}
-	return events.Seconds(total)
 }

@@ -329,3 +329,20 @@ func TestModelFaults(t *testing.T) {
 		a.close()
 	})
 }
+
+// What a worker may still be running is not called unknown: a long text takes
+// its time.
+func TestLongAct(t *testing.T) {
+	bubble(t, func(g *rig) {
+		g.fleet.set(func(f *fleet) { f.actTakes = 280 * time.Second })
+		a := g.runner("a", nil)
+		g.start("l", `[{"type":"type","text":"`+strings.Repeat("x", 11000)+`"}]`, nil) // 60 s + 5 s + 220 s
+		j, _ := g.finished("l", events.LoopSucceeded, "")
+		for _, e := range j {
+			if e.Name == "acted" && decode[events.LoopActed](t, e).Outcome != computer.OK {
+				t.Errorf("acted %s", e.Data)
+			}
+		}
+		a.close()
+	})
+}

@@ -209,8 +209,7 @@ func (l *loop) settle() error {
 	}
 	res, err := l.r.resultsOf(l.live, l.box.server)
 	if err != nil {
-		l.log.Warn("results not readable; trying again", "err", err)
-		return l.sleep(l.live, 200*time.Millisecond)
+		return err
 	}
 	l.results = res
 	return nil

@@ -32,6 +32,7 @@ type verdict struct {
 // prior is a message that stands on a result subject in place of ours.
 type prior struct {
 	seq     uint64
+	at      time.Time // by the stream's clock
 	event   events.Event
 	started *events.Started // nil: it is a finished, or nothing intelligible
 }
@@ -118,7 +119,7 @@ func (t *tenure) publish(ctx context.Context, msg *nats.Msg, id string, last uin
 }
 
 func newPrior(e events.Event, raw *jetstream.RawStreamMsg, err error) *prior {
-	p := &prior{seq: raw.Sequence, event: e}
+	p := &prior{seq: raw.Sequence, at: raw.Time, event: e}
 	var s events.Started
 	if err == nil && e.Type() == events.TypeStarted && events.DecodeTolerant(e, &s) == nil {
 		p.started = &s

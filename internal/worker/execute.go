@@ -16,34 +16,14 @@ import (
 	"berth/internal/providers"
 )
 
-// Bounds of provider calls. No valid command takes as long; a provider that
-// hangs does.
+// Bounds of provider calls, beside those of computer. No valid command takes as
+// long; a provider that hangs does.
 const (
-	observeTime = 30 * time.Second
 	createTime  = 120 * time.Second
 	pauseTime   = 120 * time.Second
 	lookTime    = 10 * time.Second // Get, List
 	abandonTime = 2 * time.Second  // that a call may take to return after its context has ended
 )
-
-// actTime bounds an act: a minute, and what its actions may take.
-func actTime(actions []computer.Action) time.Duration {
-	total := time.Minute
-	for _, a := range actions {
-		switch a.Type {
-		case computer.Run:
-			total += events.Seconds(a.Duration(computer.DefaultRun))
-		case computer.Wait, computer.Hold:
-			total += events.Seconds(a.Duration(0))
-		case computer.Open:
-			total += 45 * time.Second // a page that loads slowly
-		case computer.TypeText:
-			total += time.Duration(len(*a.Text)) * 20 * time.Millisecond
-		}
-		total += 5 * time.Second
-	}
-	return total
-}
 
 // perform executes a claimed command.
 func (t *tenure) perform(ctx context.Context, c *command) verdict {
@@ -118,7 +98,7 @@ func (t *tenure) missing(ctx context.Context, vm string) bool {
 func (t *tenure) batch(ctx context.Context, c *command) ([]providers.Result, error) {
 	ctx, span := t.w.inst.tracer.Start(ctx, "provider.execute")
 	defer span.End()
-	ctx, cancel := context.WithTimeoutCause(ctx, actTime(c.actions), errTimedOut)
+	ctx, cancel := context.WithTimeoutCause(ctx, computer.ActTime(c.actions), errTimedOut)
 	defer cancel()
 	for {
 		results, err := bounded(ctx, func(ctx context.Context) ([]providers.Result, error) {

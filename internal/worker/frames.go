@@ -24,11 +24,9 @@ import (
 	"berth/internal/providers"
 )
 
-// Times of pictures in FRAMES, which drops them after a day.
-const (
-	uploadTime = 15 * time.Second
-	frameFresh = 12 * time.Hour // an older upload is made again, for a new result that names it
-)
+// frameFresh: an older upload is made again, for a new result that names it,
+// since FRAMES drops pictures after a day.
+const frameFresh = 12 * time.Hour
 
 // chunkSize of an object, as nats.go has it.
 const chunkSize = 128 << 10
@@ -74,7 +72,7 @@ func (s *frameStore) put(ctx context.Context, vm string, image []byte) (computer
 	if last.name == p.Object && time.Since(last.uploaded) < frameFresh {
 		return p, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, uploadTime)
+	ctx, cancel := context.WithTimeout(ctx, computer.PictureTime)
 	defer cancel()
 	uploaded, err := s.upload(ctx, p.Object, image)
 	if err != nil {
@@ -136,7 +134,7 @@ func (t *tenure) keep(ctx context.Context, vm string, image []byte) (computer.Pi
 
 // picture looks at a sandbox and stores what it sees.
 func (t *tenure) picture(ctx context.Context, vm string) (*computer.Observation, error) {
-	bound, cancel := context.WithTimeoutCause(ctx, observeTime, errTimedOut)
+	bound, cancel := context.WithTimeoutCause(ctx, computer.ObserveTime, errTimedOut)
 	defer cancel()
 	view, err := bounded(bound, func(ctx context.Context) (providers.View, error) { return t.provider.Observe(ctx, vm) })
 	t.report(err)

@@ -25,7 +25,7 @@ func (t *tenure) recover(ctx context.Context, c *command, p *prior) {
 	var v verdict
 	switch c.Verb {
 	case events.Act:
-		v = t.recoverAct(ctx, c)
+		v = t.recoverAct(ctx, c, p.at)
 	case events.Observe:
 		v = t.again(ctx, c, t.observe)
 	case events.Create:
@@ -53,11 +53,12 @@ func (t *tenure) again(ctx context.Context, c *command, run func(context.Context
 
 // recoverAct asks the provider what became of an act; where it cannot tell the
 // outcome is unknown. A server that has never seen the key may still receive
-// it, so that is unknown too.
-func (t *tenure) recoverAct(ctx context.Context, c *command) verdict {
+// it, so that is unknown too. It asks no longer than the act may run from its
+// claim on, so that computer.FinishTime holds over a takeover as well.
+func (t *tenure) recoverAct(ctx context.Context, c *command, claimed time.Time) verdict {
 	run, done := t.commands.begin(ctx, c.item)
 	defer done()
-	bound, cancel := context.WithTimeoutCause(run, actTime(c.actions), errTimedOut)
+	bound, cancel := context.WithTimeoutCause(run, max(time.Until(claimed.Add(computer.ActTime(c.actions))), lookTime), errTimedOut)
 	defer cancel()
 	unknown := fault(events.CodeWorkerDied, "the worker died while it ran, and the server cannot tell how far it went")
 	for attempt, failures := 0, 0; failures < 10; attempt++ {
