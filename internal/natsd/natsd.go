@@ -19,6 +19,12 @@ type Options struct {
 	StoreDir string // JetStream's files
 	Addr     string // host:port to listen on; "" for in-process connections only
 	Sync     bool   // sync_interval: always, so that an acknowledged write survives a power cut
+
+	// Grants is a nats-server configuration file whose users and permissions
+	// hold; the rest of it is ignored. Superuser, with itself as its password,
+	// may do everything beside them.
+	Grants    string
+	Superuser string
 }
 
 // Server is a running embedded server.
@@ -58,6 +64,13 @@ func Start(opts Options) (*Server, error) {
 				return nil, fmt.Errorf("NATS address: %w", err)
 			}
 		}
+	}
+	if opts.Grants != "" {
+		granted, err := server.ProcessConfigFile(opts.Grants)
+		if err != nil {
+			return nil, fmt.Errorf("grants of %s: %w", opts.Grants, err)
+		}
+		o.Users = append(granted.Users, &server.User{Username: opts.Superuser, Password: opts.Superuser})
 	}
 	srv, err := server.NewServer(o)
 	if err != nil {

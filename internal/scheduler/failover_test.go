@@ -201,7 +201,7 @@ func TestCommandsThatNobodyServes(t *testing.T) {
 
 // usurper runs a scheduler that is active without a lease.
 func (b *bundle) usurper(name string, epoch uint64) {
-	nc, js := b.connect(name)
+	nc, js := b.connect("scheduler", name)
 	s, err := scheduler.New(scheduler.Options{JS: js, Name: name, Log: testLog()})
 	if err != nil {
 		b.t.Fatal(err)

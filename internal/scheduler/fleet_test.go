@@ -39,18 +39,24 @@ type bundle struct {
 	wg     sync.WaitGroup
 }
 
+// options has every scheduler of these tests run under the grants that
+// deploy/nats gives it; everybody else may do everything.
+func options(dir string) natsd.Options {
+	return natsd.Options{StoreDir: dir, Grants: "../../deploy/nats/dev.conf", Superuser: "test"}
+}
+
 // setup must be called inside a synctest bubble.
 func setup(t *testing.T) *bundle {
 	t.Helper()
 	dir := t.TempDir()
-	srv, err := natsd.Start(natsd.Options{StoreDir: dir})
+	srv, err := natsd.Start(options(dir))
 	if err != nil {
 		t.Fatal(err)
 	}
 	b := &bundle{t: t, dir: dir}
 	b.srv.Store(srv)
 	t.Cleanup(b.close)
-	b.nc, b.js = b.connect("test")
+	b.nc, b.js = b.connect("test", "test")
 	if err := bus.Ensure(t.Context(), b.js, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -70,9 +76,10 @@ func (b *bundle) close() {
 	b.srv.Load().Shutdown()
 }
 
-func (b *bundle) connect(name string) (*nats.Conn, jetstream.JetStream) {
+func (b *bundle) connect(user, name string) (*nats.Conn, jetstream.JetStream) {
 	b.t.Helper()
-	nc, err := bus.Connect(b.t.Context(), bus.Config{}, name, slog.New(slog.DiscardHandler), nats.InProcessServer(b))
+	log := slog.New(&refusals{b.t})
+	nc, err := bus.Connect(b.t.Context(), bus.Config{User: user, Password: user}, user, log.With("name", name), nats.InProcessServer(b))
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -83,12 +90,28 @@ func (b *bundle) connect(name string) (*nats.Conn, jetstream.JetStream) {
 	return nc, js
 }
 
+// refusals is a log that fails the test where a grant is missing.
+type refusals struct{ t *testing.T }
+
+func (r *refusals) Enabled(context.Context, slog.Level) bool { return true }
+func (r *refusals) WithAttrs([]slog.Attr) slog.Handler       { return r }
+func (r *refusals) WithGroup(string) slog.Handler            { return r }
+func (r *refusals) Handle(_ context.Context, rec slog.Record) error {
+	rec.Attrs(func(a slog.Attr) bool {
+		if strings.Contains(a.Value.String(), "ermissions Violation") {
+			r.t.Errorf("%s: %s", rec.Message, a.Value)
+		}
+		return true
+	})
+	return nil
+}
+
 // restart has the NATS server away for d. Connections find the new one.
 func (b *bundle) restart(d time.Duration) {
 	b.t.Helper()
 	b.srv.Load().Shutdown()
 	time.Sleep(d)
-	srv, err := natsd.Start(natsd.Options{StoreDir: b.dir})
+	srv, err := natsd.Start(options(b.dir))
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -102,7 +125,7 @@ func (b *bundle) InProcessConn() (net.Conn, error) { return b.srv.Load().InProce
 // scheduler runs a scheduler on a connection of its own. stop ends it cleanly;
 // crash cuts it off from the bus first.
 func (b *bundle) scheduler(name string) (stop, crash func()) {
-	nc, js := b.connect(name)
+	nc, js := b.connect("scheduler", name)
 	s, err := scheduler.New(scheduler.Options{JS: js, Name: name, Log: testLog()})
 	if err != nil {
 		b.t.Fatal(err)
