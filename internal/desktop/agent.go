@@ -9,7 +9,9 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"berth/internal/computer"
@@ -33,7 +35,7 @@ type AgentConfig struct {
 //	PUT  /claim            {fence, epoch, env}
 //	POST /actions          {key, fence, epoch, actions} → {actions}
 //	GET  /actions/{key}    → {state, actions?}
-//	GET  /screenshot       → image/png, Berth-Cursor
+//	GET  /screenshot       → image/png, Berth-Cursor, Berth-Title
 //
 // It answers nothing before the desktop is ready.
 type Agent struct {
@@ -41,6 +43,9 @@ type Agent struct {
 	ledger  *ledger
 	log     *slog.Logger
 }
+
+// maxTitle bounds a window's title, in bytes.
+const maxTitle = 1024
 
 // Serve starts a desktop and serves it until it goes down, which the returned
 // error explains, or ctx ends.
@@ -183,15 +188,18 @@ func (a *Agent) recall(w http.ResponseWriter, r *http.Request) {
 }
 
 func (a *Agent) screenshot(w http.ResponseWriter, r *http.Request) {
-	png, at, err := a.session.Picture(r.Context())
+	shot, err := a.session.Picture(r.Context())
 	if err != nil {
 		a.refuse(w, err)
 		return
 	}
 	w.Header().Set("Content-Type", "image/png")
-	w.Header().Set("Content-Length", strconv.Itoa(len(png)))
-	w.Header().Set("Berth-Cursor", fmt.Sprintf("%d,%d", at.X, at.Y))
-	if _, err := w.Write(png); err != nil {
+	w.Header().Set("Content-Length", strconv.Itoa(len(shot.PNG)))
+	w.Header().Set("Berth-Cursor", fmt.Sprintf("%d,%d", shot.Cursor.X, shot.Cursor.Y))
+	if title := strings.ToValidUTF8(shot.Title, "\uFFFD"); title != "" {
+		w.Header().Set("Berth-Title", url.PathEscape(title[:min(len(title), maxTitle)]))
+	}
+	if _, err := w.Write(shot.PNG); err != nil {
 		a.log.Debug("a picture was not taken", "err", err)
 	}
 }

@@ -25,7 +25,7 @@ func percentiles(b *testing.B, f func()) {
 func BenchmarkScreenshotEmpty(b *testing.B) {
 	s := start(b)
 	percentiles(b, func() {
-		if _, _, err := s.Picture(b.Context()); err != nil {
+		if _, err := s.Picture(b.Context()); err != nil {
 			b.Fatal(err)
 		}
 	})
@@ -38,11 +38,11 @@ func BenchmarkScreenshotBrowser(b *testing.B) {
 	do(b, s, computer.Action{Type: computer.Open, Target: "data:text/html,<body style='column-count:4'><script>document.body.innerText=Array(900).fill('The quick brown fox jumps.').join(' ')</script>"})
 	var size int
 	percentiles(b, func() {
-		png, _, err := s.Picture(b.Context())
+		shot, err := s.Picture(b.Context())
 		if err != nil {
 			b.Fatal(err)
 		}
-		size = len(png)
+		size = len(shot.PNG)
 	})
 	b.ReportMetric(float64(size), "bytes")
 }

@@ -260,11 +260,11 @@ func TestKeyboard(t *testing.T) {
 func TestPictures(t *testing.T) {
 	t.Parallel()
 	s := start(t)
-	raw, _, err := s.Picture(t.Context())
+	shot, err := s.Picture(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	img := decode(t, raw)
+	img := decode(t, shot.PNG)
 	want := color.RGBA{R: background >> 16, G: background >> 8 & 0xff, B: background & 0xff, A: 0xff}
 	if img.Bounds().Size() != (image.Point{X: 1280, Y: 800}) || color.RGBAModel.Convert(img.At(1279, 799)) != color.Color(want) {
 		t.Fatalf("S7: the first picture is %v, its corner %v", img.Bounds(), img.At(1279, 799)) // opengeni#245
@@ -541,7 +541,7 @@ func TestServerDies(t *testing.T) {
 		t.Errorf("a batch in a dead desktop: %v", err)
 	}
 	<-s.Down()
-	if _, _, err := s.Picture(t.Context()); !errors.Is(err, ErrDown) {
+	if _, err := s.Picture(t.Context()); !errors.Is(err, ErrDown) {
 		t.Errorf("a picture: %v", err)
 	}
 }

@@ -252,25 +252,34 @@ func (s *Session) with(ctx context.Context, keys []string, do func() error) (err
 	return do()
 }
 
-// Picture returns the screen as a PNG with the pointer drawn, and where the
-// pointer is. It does not wait for batches.
-func (s *Session) Picture(ctx context.Context) ([]byte, computer.Point, error) {
+// Shot is a picture of the screen, and what was in front.
+type Shot struct {
+	PNG    []byte // the pointer is drawn
+	Cursor computer.Point
+	Title  string // of the active window; "" where there is none
+}
+
+// Picture takes a picture. It does not wait for batches.
+func (s *Session) Picture(ctx context.Context) (Shot, error) {
 	type answer struct {
-		png []byte
-		at  computer.Point
-		err error
+		shot Shot
+		err  error
 	}
 	done := make(chan answer, 1)
 	go func() {
 		png, at, err := s.screen.Picture(computer.Rect{})
-		done <- answer{png, at, err}
+		var front shown
+		if err == nil {
+			front, err = s.screen.shown()
+		}
+		done <- answer{Shot{PNG: png, Cursor: at, Title: front.title}, err}
 	}()
 	select {
 	case a := <-done:
-		return a.png, a.at, a.err
+		return a.shot, a.err
 	case <-s.down:
-		return nil, computer.Point{}, s.lost()
+		return Shot{}, s.lost()
 	case <-ctx.Done():
-		return nil, computer.Point{}, context.Cause(ctx)
+		return Shot{}, context.Cause(ctx)
 	}
 }

@@ -121,11 +121,11 @@ func (c *agentClient) performed(ctx context.Context, method, path string, body a
 	return p, nil
 }
 
-// screenshot returns a PNG and the value of Berth-Cursor.
-func (c *agentClient) screenshot(ctx context.Context) (png []byte, cursor string, err error) {
+// screenshot returns a PNG, and the headers that go with it.
+func (c *agentClient) screenshot(ctx context.Context) ([]byte, http.Header, error) {
 	resp, raw, err := c.do(ctx, http.MethodGet, "/screenshot", nil, maxPicture)
 	if err != nil {
-		return nil, "", err
+		return nil, nil, err
 	}
-	return raw, resp.Header.Get("Berth-Cursor"), nil
+	return raw, resp.Header, nil
 }

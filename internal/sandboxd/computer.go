@@ -81,13 +81,17 @@ func (s *Server) getScreenshot(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(r.Context(), pictureWithin, &problem{http.StatusGatewayTimeout, "timeout", "the desktop gave no picture in " + pictureWithin.String()})
 	defer cancel()
-	png, cursor, err := b.guest.Agent().screenshot(ctx)
+	png, header, err := b.guest.Agent().screenshot(ctx)
 	if err != nil {
 		return b.explain(ctx, err)
 	}
 	w.Header().Set("Content-Type", "image/png")
 	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Set("Berth-Cursor", cursor)
+	for _, name := range []string{"Berth-Cursor", "Berth-Title"} {
+		if value := header.Get(name); value != "" {
+			w.Header().Set(name, value)
+		}
+	}
 	s.write(w, http.StatusOK, png)
 	return nil
 }

@@ -355,6 +355,12 @@ func TestRestart(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, func() string {
+		if raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat"); err == nil && !strings.Contains(string(raw), ") Z ") {
+			return "it is still ending"
+		}
+		return ""
+	})
 	third := serve(t, opts)
 	if got := string(third.want(t, 200, "GET", "/health", nil).body); got == boot {
 		t.Error("the boot id did not change, though the sandbox was lost")

@@ -3,6 +3,7 @@ package selfhosted
 import (
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"net/http/httptest"
@@ -22,6 +23,14 @@ const testKey = "test-key-0123456789"
 
 func TestMain(m *testing.M) {
 	sandboxd.TakeOver()
+	// The tests wait for other processes most of the time: more of them at once
+	// than there are processors.
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		if err := f.Value.Set("6"); err != nil {
+			panic(err)
+		}
+	}
 	os.Exit(m.Run())
 }
 

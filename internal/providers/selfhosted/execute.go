@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"image/png"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -167,7 +168,7 @@ func (p *Provider) Recall(ctx context.Context, vm, key string) (providers.Recoll
 }
 
 // Observe takes a picture. Of what the sandbox tells about itself the API has
-// the pointer.
+// the pointer and the active window's title.
 func (p *Provider) Observe(ctx context.Context, vm string) (providers.View, error) {
 	if err := checkVM(vm); err != nil {
 		return providers.View{}, err
@@ -190,6 +191,9 @@ func (p *Provider) Observe(ctx context.Context, vm string) (providers.View, erro
 	var at computer.Point
 	if n, err := fmt.Sscanf(header.Get("Berth-Cursor"), "%d,%d", &at.X, &at.Y); err == nil && n == 2 {
 		view.Observation.Cursor = &at
+	}
+	if title, err := url.PathUnescape(header.Get("Berth-Title")); err == nil {
+		view.Observation.Title = title
 	}
 	return view, nil
 }

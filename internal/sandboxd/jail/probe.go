@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 )
 
 // Probe tries out what this host allows.
@@ -17,8 +18,30 @@ type Probe struct {
 	NoWay   string   // why there is no way out
 }
 
-// ProbeHost starts and ends a sandbox without a program. dir is for its files.
+// probed keeps the answers: what a host allows does not change while a process
+// lives.
+var probed = struct {
+	sync.Mutex
+	byOpen map[string]Probe
+}{byOpen: map[string]Probe{}}
+
+// ProbeHost starts and ends a sandbox without a program, once in a process. dir
+// is for its files.
 func ProbeHost(dir string, open []string) (Probe, error) {
+	probed.Lock()
+	defer probed.Unlock()
+	key := strings.Join(open, ",")
+	if p, ok := probed.byOpen[key]; ok {
+		return p, nil
+	}
+	p, err := probeHost(dir, open)
+	if err == nil {
+		probed.byOpen[key] = p
+	}
+	return p, err
+}
+
+func probeHost(dir string, open []string) (Probe, error) {
 	var p Probe
 	if _, err := cgroups(); err != nil {
 		p.Weak.Cgroups = true
