@@ -54,7 +54,7 @@ func (e *APIError) TooLong() bool {
 		return true
 	}
 	text := strings.ToLower(e.Kind + " " + e.Message)
-	for _, s := range []string{"prompt is too long", "context_length_exceeded", "context length", "context window", "request_too_large", "exceeds the maximum size", "exceed context size", "exceed_context_size"} {
+	for _, s := range []string{"prompt is too long", "context_length_exceeded", "context length", "context window", "request_too_large", "exceeds the maximum size", "context size", "exceed_context_size"} {
 		if strings.Contains(text, s) {
 			return true
 		}
