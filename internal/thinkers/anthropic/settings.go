@@ -22,7 +22,7 @@ const Name = "anthropic"
 const Variable = "ANTHROPIC_API_KEY"
 
 const (
-	defaultModel     = string(sdk.ModelClaudeSonnet5_5)
+	defaultModel     = sdk.ModelClaudeSonnet5_5
 	defaultMaxTokens = 8192
 	minBudget        = 1024
 	// maxFaults is how many answers in a row may come to nothing.

@@ -210,7 +210,7 @@ func (s *standin) checkTools(body object, betas string) error {
 			continue
 		}
 		computers++
-		if beta != "" && !strings.Contains(betas, string(beta)) {
+		if beta != "" && !strings.Contains(betas, beta) {
 			return fmt.Errorf("tools: %s needs the header anthropic-beta: %s", version, beta)
 		}
 		if want := profileOf(body["model"].(string)).tool; version != want {

@@ -23,7 +23,7 @@ const Name = "openai"
 const Variable = "OPENAI_API_KEY"
 
 const (
-	defaultModel     = string(shared.ChatModelGPT5_5)
+	defaultModel     = shared.ChatModelGPT5_5
 	defaultMaxTokens = 8192
 	// defaultEdge is what OpenAI recommends where pictures are made smaller:
 	// 1440×900 or 1600×900.

@@ -27,7 +27,7 @@ func TestDecodeRefuses(t *testing.T) {
 		`{"model":"sk-ant-api03-hunter2hunter2"}`:         "model.model: looks like",
 		`{"instructions":"Bearer hunter2hunter2hunter2"}`: "model.instructions: looks like",
 		`{"maxToken":5}`:                                  "model.maxToken: looks like", // rather one too many
-		`{"modle":"x"}`:                                   `unknown field "modle"`,
+		`{"mode1":"x"}`:                                   `unknown field "mode1"`,
 		`{"maxTokens":"5"}`:                               "model.maxTokens: a JSON string",
 		`[]`:                                              "not a JSON object",
 		`{"name":"x"} y`:                                  "not a JSON object",
