@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -387,6 +389,8 @@ func (t *term) watchOnce(ctx context.Context, b jetstream.KeyValue, stream strin
 	defer check.Stop()
 	var seen, behind, base uint64 // newest revision heard; what the stream had at the last check, and when it was listed
 	keys := map[string]bool{}     // nil once listed
+	listing := newInventory(each)
+	defer listing.wait()
 	for {
 		select {
 		case <-ctx.Done():
@@ -396,6 +400,7 @@ func (t *term) watchOnce(ctx context.Context, b jetstream.KeyValue, stream strin
 				return errors.New("watcher closed")
 			}
 			if e == nil {
+				listing.wait()
 				listed(keys)
 				keys = nil
 				if last, err := t.lastSequence(ctx, stream); err == nil {
@@ -404,10 +409,14 @@ func (t *term) watchOnce(ctx context.Context, b jetstream.KeyValue, stream strin
 				continue
 			}
 			seen = max(seen, e.Revision())
-			if keys != nil && e.Operation() == jetstream.KeyValuePut {
+			if keys == nil {
+				each(e)
+				continue
+			}
+			if e.Operation() == jetstream.KeyValuePut {
 				keys[e.Key()] = true
 			}
-			each(e)
+			listing.put(e)
 		case <-check.C:
 			last, err := t.lastSequence(ctx, stream)
 			if err != nil || keys != nil {
@@ -470,4 +479,46 @@ func (t *term) loadViews(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// inventory hands the entries of a first listing out in parallel: each key is in
+// it once, so their order does not matter.
+type inventory struct {
+	each  func(jetstream.KeyValueEntry)
+	batch []jetstream.KeyValueEntry
+	slots chan struct{}
+	wg    sync.WaitGroup
+}
+
+// listingBatch is how many entries one goroutine takes.
+const listingBatch = 256
+
+func newInventory(each func(jetstream.KeyValueEntry)) *inventory {
+	return &inventory{each: each, slots: make(chan struct{}, runtime.GOMAXPROCS(0))}
+}
+
+func (l *inventory) put(e jetstream.KeyValueEntry) {
+	if l.batch = append(l.batch, e); len(l.batch) == listingBatch {
+		l.flush()
+	}
+}
+
+func (l *inventory) flush() {
+	batch := l.batch
+	l.batch = nil
+	l.slots <- struct{}{}
+	l.wg.Go(func() {
+		defer func() { <-l.slots }()
+		for _, e := range batch {
+			l.each(e)
+		}
+	})
+}
+
+// wait returns when all that was put has been handled.
+func (l *inventory) wait() {
+	if len(l.batch) > 0 {
+		l.flush()
+	}
+	l.wg.Wait()
 }
