@@ -155,6 +155,9 @@ func (t *tenure) admit(ctx context.Context, c *command) (*computer.Fault, error)
 	if time.Now().After(c.deadline) {
 		return fault(events.CodeDeadline, "not started by %s", c.deadline.UTC().Format(time.RFC3339Nano)), nil
 	}
+	if f := t.down(); f != nil {
+		return f, nil
+	}
 	if c.Verb == events.Create {
 		return t.admitCreate(ctx, c)
 	}
@@ -217,9 +220,9 @@ func (t *tenure) box(ctx context.Context, vm string) (box, *computer.Fault, erro
 		return box{}, fault(events.CodeNotFound, "vm %s was killed", vm), nil
 	}
 	// It is said to be here, yet the inventory did not show it.
-	get, cancel := context.WithTimeout(ctx, 10*time.Second)
+	look, cancel := context.WithTimeout(ctx, lookTime)
 	defer cancel()
-	s, err := t.provider.Get(get, vm)
+	s, err := bounded(look, func(ctx context.Context) (providers.Sandbox, error) { return t.provider.Get(ctx, vm) })
 	switch {
 	case errors.Is(err, providers.ErrNotFound):
 		return box{}, fault(events.CodeNotFound, "vm %s has no sandbox on server %s (%s)", vm, t.server.ID, p.Phase), nil

@@ -70,17 +70,18 @@ func (t *tenure) vmLock(vm string) (l *vmLock, unlock func()) {
 // make creates a sandbox. Whatever goes wrong after the provider was called,
 // the sandbox is killed before that is said.
 func (t *tenure) make(ctx context.Context, c *command) verdict {
-	report, err := t.breaker.Allow()
+	defer t.lock(c.VM)()
+	done, err := t.breaker.allow()
 	if err != nil {
 		return verdict{outcome: computer.Rejected, fault: fault(events.CodeUnavailable, "server %s: %v", t.server.ID, err)}
 	}
-	defer t.lock(c.VM)()
 	began := time.Now()
 	bound, cancel := context.WithTimeoutCause(ctx, createTime, errTimedOut)
 	s, err := t.provision(bound, c)
 	cancel()
 	ran := time.Since(began)
-	report(err)
+	done(err)
+	t.logPanic(err)
 	if err == nil {
 		t.at(AfterCreate, c.VM)
 		if cause := context.Cause(ctx); errors.Is(cause, errKilled) {
@@ -171,9 +172,8 @@ func (t *tenure) end(ctx context.Context, vm string) error {
 	var err error
 	for attempt := 0; ; attempt++ {
 		call, stop := context.WithTimeout(ctx, lookTime)
-		_, err = bounded(call, func(ctx context.Context) (struct{}, error) { return struct{}{}, t.provider.Kill(ctx, vm) })
+		_, err = watched(call, t, func(ctx context.Context) (struct{}, error) { return struct{}{}, t.provider.Kill(ctx, vm) })
 		stop()
-		t.report(err)
 		if err == nil || errors.Is(err, providers.ErrNotFound) {
 			return nil
 		}

@@ -51,10 +51,12 @@
 // `noPicture`), not the act. Values that do not fit the result message are
 // dropped, each with an error that says so.
 //
-// # Heartbeats and inventory
+// # Heartbeats, health and inventory
 //
 // A heartbeat goes out every 2 s ± 10 %, and at once when the probe, the breaker
-// or the list of lost sandboxes changes. Every 5 s the provider's inventory is
+// or the list of lost sandboxes changes. While the probes have failed for 15 s or more
+// nothing but a kill begins: it is rejected, code serverDown, at its turn. The
+// breaker holds up creates only; see breaker for which answers it counts. Every 5 s the provider's inventory is
 // compared with the server's record both ways: a sandbox without its allocation
 // in two looks at least 5 s apart is killed (an answer that lacks something once
 // is no order to delete), and an allocation whose create was `ok` but whose
@@ -66,7 +68,9 @@
 // Deadlines are compared with this machine's clock; the default one counts from
 // the stream's time of publication, so the two clocks should agree to a second.
 // Workers that start together share the servers; a worker that comes later
-// stands by and takes over what is released, nothing is moved for balance.
+// stands by and takes over what is released, nothing is moved for balance. Where
+// two workers' registries disagree on a server, the entry of the one that takes
+// the lease holds, and event._.<server>.alert says so.
 //
 // A Worker's methods are safe for concurrent use.
 package worker

@@ -101,10 +101,9 @@ func (t *tenure) batch(ctx context.Context, c *command) ([]providers.Result, err
 	ctx, cancel := context.WithTimeoutCause(ctx, computer.ActTime(c.actions), errTimedOut)
 	defer cancel()
 	for {
-		results, err := bounded(ctx, func(ctx context.Context) ([]providers.Result, error) {
+		results, err := watched(ctx, t, func(ctx context.Context) ([]providers.Result, error) {
 			return t.provider.Execute(ctx, providers.Batch{VM: c.VM, Fence: c.fence, Epoch: t.lease.Epoch, Key: c.token, Actions: c.actions})
 		})
-		t.report(err)
 		var limited *providers.RateLimitError
 		if errors.As(err, &limited) && time.Now().Add(limited.RetryAfter).Before(c.deadline) && sleep(ctx, max(limited.RetryAfter, 100*time.Millisecond)) {
 			continue
@@ -194,13 +193,12 @@ func (t *tenure) observe(ctx context.Context, c *command) verdict {
 func (t *tenure) suspend(ctx context.Context, c *command) verdict {
 	bound, cancel := context.WithTimeoutCause(ctx, pauseTime, errTimedOut)
 	defer cancel()
-	_, err := bounded(bound, func(ctx context.Context) (struct{}, error) {
+	_, err := watched(bound, t, func(ctx context.Context) (struct{}, error) {
 		if c.Verb == events.Pause {
 			return struct{}{}, t.provider.Pause(ctx, c.VM)
 		}
 		return struct{}{}, t.provider.Resume(ctx, c.VM)
 	})
-	t.report(err)
 	switch {
 	case err == nil:
 		return verdict{outcome: computer.OK}
@@ -264,6 +262,22 @@ type panicError struct {
 }
 
 func (e *panicError) Error() string { return fmt.Sprintf("the provider panicked: %v", e.value) }
+
+// watched is bounded for a call that the breaker is told of.
+func watched[T any](ctx context.Context, t *tenure, fn func(context.Context) (T, error)) (T, error) {
+	done := t.breaker.begin()
+	v, err := bounded(ctx, fn)
+	done(err)
+	t.logPanic(err)
+	return v, err
+}
+
+func (t *tenure) logPanic(err error) {
+	var p *panicError
+	if errors.As(err, &p) {
+		t.log.Error("provider panicked", "panic", p.value, "stack", string(p.stack))
+	}
+}
 
 // bounded calls fn and returns no later than abandonTime after ctx has ended,
 // whether fn has returned or not. Where ctx ended fn, its cause is part of the

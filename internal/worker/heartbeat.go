@@ -3,15 +3,13 @@ package worker
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"math/rand/v2"
 	"slices"
 	"time"
 
-	"github.com/sony/gobreaker/v2"
-
+	"berth/internal/computer"
+	"berth/internal/events"
 	"berth/internal/kv"
-	"berth/internal/providers"
 )
 
 // Times of heartbeats and probes.
@@ -19,51 +17,9 @@ const (
 	beatEvery  = 2 * time.Second
 	probeEvery = 2 * time.Second
 	probeTime  = time.Second
-	beatTime   = 2 * time.Second // for one write
+	beatTime   = 2 * time.Second  // for one write
+	probesDown = 15 * time.Second // of failing probes: the server is down, as schedulers have it
 )
-
-// The breaker opens after 3 failures in a row that are the server's fault, or
-// where at least half of at least 10 calls in 30 s failed so; it lets one call
-// through after 15 s.
-const (
-	breakerRow     = 3
-	breakerCalls   = 10
-	breakerWindow  = 30 * time.Second
-	breakerOpenFor = 15 * time.Second
-)
-
-func newBreaker(server string, changed func()) *gobreaker.TwoStepCircuitBreaker[struct{}] {
-	return gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
-		Name: server, MaxRequests: 1, Interval: breakerWindow, BucketPeriod: breakerWindow / 10, Timeout: breakerOpenFor,
-		ReadyToTrip: func(c gobreaker.Counts) bool {
-			return c.ConsecutiveFailures >= breakerRow || c.Requests >= breakerCalls && 2*c.TotalFailures >= c.Requests
-		},
-		OnStateChange: func(string, gobreaker.State, gobreaker.State) { changed() },
-		IsSuccessful:  func(err error) bool { return !serverFault(err) },
-		// An answer that is nobody's merit or fault says nothing.
-		IsExcluded: func(err error) bool {
-			var limited *providers.RateLimitError
-			return errors.As(err, &limited) || errors.Is(err, context.Canceled) || errors.Is(err, errKilled) ||
-				errors.Is(err, errStopping) || errors.Is(err, errAbandoned) || errors.Is(err, kv.ErrLeaseLost)
-		},
-	})
-}
-
-// serverFault also counts the time-outs that the worker sets.
-func serverFault(err error) bool {
-	return providers.ServerFault(err) || errors.Is(err, errTimedOut) || errors.Is(err, context.DeadlineExceeded)
-}
-
-// report feeds the breaker with a call that it does not hold up.
-func (t *tenure) report(err error) {
-	var p *panicError
-	if errors.As(err, &p) {
-		t.log.Error("provider panicked", "panic", p.value, "stack", string(p.stack))
-	}
-	if done, open := t.breaker.Allow(); open == nil {
-		done(err)
-	}
-}
 
 // beats writes heartbeats until ctx ends.
 func (t *tenure) beats(ctx context.Context) {
@@ -85,7 +41,7 @@ func (t *tenure) sendBeat(ctx context.Context) {
 	t.mu.Lock()
 	t.state.Sequence++
 	t.state.SentAt = time.Now().UTC()
-	t.state.Breaker = t.breaker.State().String()
+	t.state.Breaker = t.breaker.String()
 	state := t.state
 	t.mu.Unlock()
 	raw, err := json.Marshal(state)
@@ -118,10 +74,17 @@ func (t *tenure) probe(ctx context.Context) {
 		return
 	}
 	if err != nil {
+		t.mu.Lock()
+		t.badProbes.last = time.Now()
+		if t.badProbes.first.IsZero() {
+			t.badProbes.first = t.badProbes.last
+		}
+		t.mu.Unlock()
 		t.setProbe(clip(err.Error(), 512))
 		return
 	}
 	t.mu.Lock()
+	t.badProbes = span{}
 	rebooted := t.state.BootID != "" && t.state.BootID != h.BootID
 	changed := t.state.BootID != h.BootID || t.state.Probe != ""
 	t.state.BootID, t.state.Probe = h.BootID, ""
@@ -134,6 +97,21 @@ func (t *tenure) probe(ctx context.Context) {
 		ask(t.beat)
 	}
 }
+
+// down says why nothing but a kill may begin: the probes have failed for
+// probesDown, first and last included, so that a worker that was frozen does
+// not take its own sleep for the server's.
+func (t *tenure) down() *computer.Fault {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if d := t.badProbes.last.Sub(t.badProbes.first); d >= probesDown {
+		return fault(events.CodeServerDown, "server %s has failed its probes for %s: %s", t.server.ID, d.Round(time.Second), t.state.Probe)
+	}
+	return nil
+}
+
+// span is a stretch of time; zero where there is none.
+type span struct{ first, last time.Time }
 
 // setProbe notes why the last probe failed.
 func (t *tenure) setProbe(why string) {

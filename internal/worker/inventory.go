@@ -153,8 +153,7 @@ func (t *tenure) reapOne(ctx context.Context, at placement) {
 		return
 	}
 	t.log.Warn("killing a sandbox without allocation", "vm", at.vm, "fence", at.fence)
-	_, err = bounded(look, func(ctx context.Context) (struct{}, error) { return struct{}{}, t.provider.Kill(ctx, at.vm) })
-	t.report(err)
+	_, err = watched(look, t, func(ctx context.Context) (struct{}, error) { return struct{}{}, t.provider.Kill(ctx, at.vm) })
 	if err != nil {
 		t.log.Warn("orphan not killed; trying again", "vm", at.vm, "err", err)
 		return

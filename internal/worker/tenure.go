@@ -5,14 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"reflect"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/sony/gobreaker/v2"
 
 	"berth/internal/bus"
+	"berth/internal/events"
 	"berth/internal/kv"
 	"berth/internal/providers"
 )
@@ -26,7 +28,7 @@ type tenure struct {
 	server   Server
 	lease    *kv.Lease
 	provider providers.Provider
-	breaker  *gobreaker.TwoStepCircuitBreaker[struct{}]
+	breaker  *breaker
 	frames   frameStore
 
 	commands *lanes // create, act, observe, pause, resume
@@ -35,14 +37,15 @@ type tenure struct {
 	look chan struct{} // asks for an inventory now
 	beat chan struct{} // asks for a heartbeat now
 
-	mu     sync.Mutex
-	boxes  map[string]box      // sandboxes that serve commands, by vm
-	killed map[string]killMark // by vm
-	claims map[string]bool     // tokens that this tenure is working on
-	locks  map[string]*vmLock
-	state  kv.Heartbeat        // what the next heartbeat says
-	ready  map[placement]bool  // whether a placement's create is known to have been ok
-	orphan map[placement]stray // sandboxes without allocation
+	mu        sync.Mutex
+	boxes     map[string]box      // sandboxes that serve commands, by vm
+	killed    map[string]killMark // by vm
+	claims    map[string]bool     // tokens that this tenure is working on
+	locks     map[string]*vmLock
+	state     kv.Heartbeat        // what the next heartbeat says
+	badProbes span                // of the probes that have failed since the last that passed
+	ready     map[placement]bool  // whether a placement's create is known to have been ok
+	orphan    map[placement]stray // sandboxes without allocation
 }
 
 // placement names one life of a vm.
@@ -84,9 +87,13 @@ func (t *tenure) run(ctx, held context.Context) error {
 	if err := t.open(work); err != nil {
 		return t.ended(ctx, work, err)
 	}
-	defer t.close()
-	if err := t.register(work); err != nil {
+	defer t.close(context.WithoutCancel(work))
+	alert, err := t.register(work)
+	if err != nil {
 		return t.ended(ctx, work, err)
+	}
+	if alert != "" {
+		background.Go(func() { t.alert(work, alert) })
 	}
 	background.Go(func() { t.probes(work) })
 	t.takeStock(work)
@@ -186,11 +193,13 @@ func (t *tenure) open(ctx context.Context) error {
 	}
 }
 
-func (t *tenure) close() {
+func (t *tenure) close(ctx context.Context) {
 	if t.w.crashed.Load() {
 		return
 	}
-	if err := t.provider.Close(); err != nil {
+	bound, cancel := context.WithTimeout(ctx, lookTime)
+	defer cancel()
+	if _, err := bounded(bound, func(context.Context) (struct{}, error) { return struct{}{}, t.provider.Close() }); err != nil {
 		t.log.Warn("provider does not close", "err", err)
 	}
 }
@@ -199,11 +208,12 @@ func (t *tenure) close() {
 var errSuperseded = errors.New("another worker has registered with a later epoch")
 
 // register writes the server's registry entry with this tenure's epoch. From
-// here on a worker of an earlier epoch cannot register.
-func (t *tenure) register(ctx context.Context) error {
+// here on a worker of an earlier epoch cannot register. Where another worker
+// had another entry this one holds now, and disagreement says so.
+func (t *tenure) register(ctx context.Context) (disagreement string, err error) {
 	config := t.server.Config
 	var before kv.Server
-	_, _, err := kv.Update(ctx, t.placements, kv.ServerKey(t.server.ID), func(s *kv.Server, _ uint64) error {
+	_, _, err = kv.Update(ctx, t.placements, kv.ServerKey(t.server.ID), func(s *kv.Server, _ uint64) error {
 		if s.Epoch > t.lease.Epoch {
 			return fmt.Errorf("epoch %d after %d: %w", s.Epoch, t.lease.Epoch, errSuperseded)
 		}
@@ -215,12 +225,71 @@ func (t *tenure) register(ctx context.Context) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("register server: %w", err)
+		return "", fmt.Errorf("register server: %w", err)
 	}
-	if before.Worker != "" && before.Worker != t.w.opts.Name && !reflect.DeepEqual(before.Config, config) {
-		t.log.Warn("the registry entry differs from the one that another worker had; this one holds now", "other", before.Worker, "was", before.Config, "is", config)
+	if before.Worker == "" || before.Worker == t.w.opts.Name {
+		return "", nil
 	}
-	return nil
+	fields := differing(before.Config, config)
+	if len(fields) == 0 {
+		return "", nil
+	}
+	t.log.Warn("the registry entry differs from the one that another worker had; this one holds now", "other", before.Worker, "was", before.Config, "is", config)
+	return fmt.Sprintf("the registries of workers %s and %s disagree on %s; the entry of %s holds, which has the lease now",
+		before.Worker, t.w.opts.Name, strings.Join(fields, ", "), t.w.opts.Name), nil
+}
+
+// differing names the fields, as in JSON, that differ. An empty list or map is
+// none at all.
+func differing(a, b kv.ServerConfig) []string {
+	var out []string
+	for _, f := range []struct {
+		name string
+		same bool
+	}{
+		{"provider", a.Provider == b.Provider},
+		{"roles", slices.Equal(a.Roles, b.Roles)},
+		{"priority", a.Priority == b.Priority},
+		{"maxContainers", a.MaxContainers == b.MaxContainers},
+		{"isolation", a.Isolation == b.Isolation},
+		{"attributes", maps.Equal(a.Attributes, b.Attributes)},
+		{"capabilities", slices.Equal(a.Capabilities, b.Capabilities)},
+	} {
+		if !f.same {
+			out = append(out, f.name)
+		}
+	}
+	return out
+}
+
+// eventAlert: something about a server that people should look at.
+const eventAlert = "alert"
+
+// alert publishes a server's alert, one per tenure. It serves people only, so
+// it is given up after some tries: the log has it too.
+func (t *tenure) alert(ctx context.Context, reason string) {
+	id := fmt.Sprintf("%s-%d-%s", t.server.ID, t.lease.Epoch, eventAlert)
+	e, err := events.New(events.ServerType(eventAlert), events.SourceWorker, id, events.ServerEvent{ServerID: t.server.ID, Reason: reason})
+	if err != nil {
+		t.log.Error("alert not encoded", "err", err)
+		return
+	}
+	msg, err := events.NewMessage(ctx, events.EventSubject(events.FleetTenant, t.server.ID, eventAlert), e)
+	if err != nil {
+		t.log.Error("alert not encoded", "err", err)
+		return
+	}
+	for range alertTries {
+		call, cancel := context.WithTimeout(ctx, alertTime)
+		_, err = t.js.PublishMsg(call, msg, jetstream.WithMsgID(id))
+		cancel()
+		if err == nil || !sleep(ctx, alertTime) {
+			break
+		}
+	}
+	if err != nil && ctx.Err() == nil {
+		t.log.Error("alert not published", "subject", msg.Subject, "err", err)
+	}
 }
 
 // keepHeld tells the server every third of the ack wait that the messages held

@@ -30,6 +30,8 @@ const (
 	openPatience    = 30 * time.Second       // of a lease holder that cannot open its provider, where another may
 	turnUnit        = 250 * time.Millisecond // by which each lease that is held delays taking the next
 	maxTurn         = 3 * time.Second
+	alertTime       = 5 * time.Second // for one publication of an alert, and between two
+	alertTries      = 20
 )
 
 // Causes with which a tenure's or a command's context ends.

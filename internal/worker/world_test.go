@@ -181,7 +181,7 @@ func (w *world) start(name string, servers ...string) *process {
 }
 
 func (w *world) startWith(opts Options, servers ...string) *process {
-	if len(servers) == 0 {
+	if len(servers) == 0 && len(opts.Servers) == 0 {
 		servers = []string{server1}
 	}
 	nc, js, g := w.dial(opts.Name)
