@@ -24,7 +24,7 @@ const (
 // server that answers nothing for so long is given up: input could arrive late.
 const stuckAfter = 1500 * time.Millisecond
 
-// ErrDown: the desktop has ended, or was given up. What its last action did is
+// ErrDown says that the desktop has ended, or was given up. What its last action did is
 // unknown.
 var ErrDown = errors.New("the desktop is gone")
 

@@ -42,7 +42,7 @@ const (
 // places.
 const keysAfter = 50 * time.Millisecond
 
-// pressGap is the least time between two clicks. Events carry milliseconds, and
+// pressGap is the least time between two clicks at one place. Events carry milliseconds, and
 // Chromium takes a press of the same one for the same press: a double click in
 // one stroke would be a single one.
 const pressGap = 5 * time.Millisecond
@@ -61,7 +61,8 @@ type mouse struct {
 	held []byte    // buttons that are down, in the order pressed
 	last time.Time // when the last event was sent
 
-	pressed time.Time // when a click last pressed a button
+	pressed   time.Time // when a click last pressed a button
+	pressedAt computer.Point
 }
 
 // yield waits until keys may follow what the pointer did.
@@ -111,10 +112,12 @@ func (m *mouse) click(ctx context.Context, a computer.Action) error {
 	b := buttonCodes[a.Button]
 	m.move(a.Point())
 	for range a.Count {
-		if err := sleep(ctx, time.Until(m.pressed.Add(pressGap))); err != nil {
-			return err
+		if near := distance(m.pressedAt, a.Point()) < 10; near {
+			if err := sleep(ctx, time.Until(m.pressed.Add(pressGap))); err != nil {
+				return err
+			}
 		}
-		m.pressed = time.Now()
+		m.pressed, m.pressedAt = time.Now(), a.Point()
 		m.button(b, true)
 		m.button(b, false)
 		if err := m.s.sync(); err != nil {

@@ -193,7 +193,7 @@ func (s *Session) startServer(ctx context.Context, opts Options) error {
 	}
 	s.waits.Go(func() {
 		err := s.server.Wait()
-		s.fail(fmt.Errorf("%w: %v", errServer, err))
+		s.fail(errors.Join(errServer, err))
 	})
 	type answer struct {
 		line string
@@ -266,11 +266,13 @@ func (s *Session) keepManager(said io.Writer) {
 			case err = <-ended:
 			case <-s.down:
 				killGroup(cmd.Process.Pid)
-				<-ended
+				if err := <-ended; err != nil {
+					s.log.Debug("the window manager was ended", "err", err)
+				}
 				return
 			}
 		}
-		s.log.Warn("the window manager ended; starting it again", "err", err)
+		s.log.Debug("the window manager ended; starting it again", "err", err) // a program of the person can do this at will
 		select {
 		case <-s.down:
 			return

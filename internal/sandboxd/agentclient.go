@@ -39,9 +39,9 @@ func newAgentClient(socket string) *agentClient {
 
 func (c *agentClient) close() { c.http.CloseIdleConnections() }
 
-// do sends a request and returns the answer's body when its status is want,
-// else a *desktop.Refusal as an *agentRefusal.
-func (c *agentClient) do(ctx context.Context, method, path string, body any, limit int64) (*http.Response, []byte, error) {
+// do sends a request and returns the answer's header and body, or an
+// *agentRefusal where that is no success.
+func (c *agentClient) do(ctx context.Context, method, path string, body any, limit int64) (http.Header, []byte, error) {
 	var reader io.Reader
 	if body != nil {
 		raw, err := json.Marshal(body)
@@ -72,7 +72,7 @@ func (c *agentClient) do(ctx context.Context, method, path string, body any, lim
 		}
 		return nil, nil, refusal
 	}
-	return resp, raw, nil
+	return resp.Header, raw, nil
 }
 
 func agentFault(ctx context.Context, err error) error {
@@ -123,9 +123,6 @@ func (c *agentClient) performed(ctx context.Context, method, path string, body a
 
 // screenshot returns a PNG, and the headers that go with it.
 func (c *agentClient) screenshot(ctx context.Context) ([]byte, http.Header, error) {
-	resp, raw, err := c.do(ctx, http.MethodGet, "/screenshot", nil, maxPicture)
-	if err != nil {
-		return nil, nil, err
-	}
-	return raw, resp.Header, nil
+	header, raw, err := c.do(ctx, http.MethodGet, "/screenshot", nil, maxPicture)
+	return raw, header, err
 }

@@ -150,7 +150,7 @@ func (a answer) code() string {
 
 // call makes a call and holds it and its answer to the description: a request
 // that the server takes must be one that the description has.
-func (w *world) call(t testing.TB, ctx context.Context, method, path string, body any, headers ...string) (answer, error) {
+func (w *world) call(ctx context.Context, t testing.TB, method, path string, body any, headers ...string) (answer, error) {
 	t.Helper()
 	var raw []byte
 	switch b := body.(type) {
@@ -216,7 +216,7 @@ func (w *world) holds(t testing.TB, req *http.Request, raw []byte, a answer) {
 // want makes a call that must answer status.
 func (w *world) want(t testing.TB, status int, method, path string, body any, headers ...string) answer {
 	t.Helper()
-	a, err := w.call(t, t.Context(), method, path, body, headers...)
+	a, err := w.call(t.Context(), t, method, path, body, headers...)
 	if err != nil {
 		t.Fatalf("%s %s: %v", method, path, err)
 	}

@@ -54,8 +54,8 @@ func TestLifecycle(t *testing.T) {
 	if w.want(t, 200, "GET", "/sandboxes/vm-a", nil).into(t, &d); time.Until(*d.EndAt) > time.Minute {
 		t.Errorf("the end is %v", d.EndAt)
 	}
-	got := w.act(t, "/sandboxes/vm-a", "run", `{"type":"run","argv":["sh","-c","echo $GREETING; id -u"]}`)
-	if string(got[0].Value) != `{"exitCode":0,"stdout":"hé\n1000\n","stderr":""}` {
+	got := w.act(t, "/sandboxes/vm-a", "run", `{"type":"run","argv":["sh","-c","echo $GREETING; id -u; ls -C /proc/self/fd"]}`)
+	if string(got[0].Value) != `{"exitCode":0,"stdout":"hé\n1000\n0  1  2  3\n","stderr":""}` {
 		t.Errorf("inside: %s, %v", got[0].Value, got[0].Error)
 	}
 	w.want(t, 501, "POST", "/sandboxes/vm-a/pause", nil)
@@ -239,12 +239,12 @@ func TestActions(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		_, err := w.call(t, ctx, "POST", actions, `{"actions":[{"type":"hold","keys":["Shift"],"seconds":60},{"type":"cursor"}]}`, "Idempotency-Key", "left")
+		_, err := w.call(ctx, t, "POST", actions, `{"actions":[{"type":"hold","keys":["Shift"],"seconds":60},{"type":"cursor"}]}`, "Idempotency-Key", "left")
 		ended <- err
 	}()
 	recall := func() string { return string(w.want(t, 200, "GET", actions+"/left", nil).body) }
 	eventually(t, func() string {
-		if a, err := w.call(t, t.Context(), "GET", actions+"/left", nil); err != nil || a.status != 200 {
+		if a, err := w.call(t.Context(), t, "GET", actions+"/left", nil); err != nil || a.status != 200 {
 			return "the batch has not begun"
 		}
 		return ""
@@ -283,7 +283,7 @@ func TestKill(t *testing.T) {
 		}
 	})
 	eventually(t, func() string {
-		if a, err := w.call(t, t.Context(), "GET", path+"/computer/actions/w", nil); err != nil || a.status != 200 {
+		if a, err := w.call(t.Context(), t, "GET", path+"/computer/actions/w", nil); err != nil || a.status != 200 {
 			return "the wait has not begun"
 		}
 		return ""
@@ -300,7 +300,7 @@ func TestKill(t *testing.T) {
 	})
 	ctx, leave := context.WithCancel(t.Context())
 	wg.Go(func() {
-		if _, err := w.call(t, ctx, "POST", "/sandboxes", `{"sandboxID":"vm-c"}`, "Idempotency-Key", "c"); !errors.Is(err, context.Canceled) {
+		if _, err := w.call(ctx, t, "POST", "/sandboxes", `{"sandboxID":"vm-c"}`, "Idempotency-Key", "c"); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
 	})
@@ -380,14 +380,14 @@ func TestCrash(t *testing.T) {
 	w.act(t, path, "alive", `{"type":"cursor"}`)
 	done := make(chan answer, 1)
 	go func() {
-		a, err := w.call(t, t.Context(), "POST", path+"/computer/actions", `{"actions":[{"type":"wait","seconds":60}]}`, "Idempotency-Key", "w")
+		a, err := w.call(t.Context(), t, "POST", path+"/computer/actions", `{"actions":[{"type":"wait","seconds":60}]}`, "Idempotency-Key", "w")
 		if err != nil {
 			t.Error(err)
 		}
 		done <- a
 	}()
 	eventually(t, func() string {
-		if a, err := w.call(t, t.Context(), "GET", path+"/computer/actions/w", nil); err != nil || a.status != 200 {
+		if a, err := w.call(t.Context(), t, "GET", path+"/computer/actions/w", nil); err != nil || a.status != 200 {
 			return "the wait has not begun"
 		}
 		return ""

@@ -108,10 +108,12 @@ func TestFaults(t *testing.T) {
 		"503":                   {problem(503, "shutting_down"), unavailable, ""},
 		"503 full":              {problem(503, "sandbox_capacity_unavailable"), providers.ErrFull, ""},
 		"504":                   {problem(504, "timeout"), providers.ErrTimeout, ""},
-		"redirect":              {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, elsewhere.URL, 307) }, unavailable, ""},
-		"no JSON":               {func(w http.ResponseWriter, r *http.Request) { status(right(r), "{")(w, r) }, unavailable, "Kill SetTimeout"},
-		"null":                  {func(w http.ResponseWriter, r *http.Request) { status(right(r), "null")(w, r) }, unavailable, "Kill SetTimeout"},
-		"an empty object":       {func(w http.ResponseWriter, r *http.Request) { status(right(r), "{}")(w, r) }, unavailable, "Kill SetTimeout"},
+		"redirect": {func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, elsewhere.URL, http.StatusTemporaryRedirect)
+		}, unavailable, ""},
+		"no JSON":         {func(w http.ResponseWriter, r *http.Request) { status(right(r), "{")(w, r) }, unavailable, "Kill SetTimeout"},
+		"null":            {func(w http.ResponseWriter, r *http.Request) { status(right(r), "null")(w, r) }, unavailable, "Kill SetTimeout"},
+		"an empty object": {func(w http.ResponseWriter, r *http.Request) { status(right(r), "{}")(w, r) }, unavailable, "Kill SetTimeout"},
 		"half an answer": {func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", "1000")
 			status(right(r), `{"sandboxID":`)(w, r)

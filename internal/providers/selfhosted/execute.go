@@ -118,7 +118,7 @@ func convert(in []answered, pictures func(i int) bool) ([]providers.Result, erro
 	out := make([]providers.Result, len(in))
 	for i, a := range in {
 		if !slices.Contains(outcomes, a.Outcome) || (a.Outcome == computer.Failed) != (a.Error != nil) {
-			return nil, fmt.Errorf("result %d has outcome %.40q and error %v: %w", i, a.Outcome, a.Error, providers.ErrUnavailable)
+			return nil, fmt.Errorf("result %d has outcome %.40q, with an error: %t: %w", i, a.Outcome, a.Error != nil, providers.ErrUnavailable)
 		}
 		out[i] = providers.Result{ActionResult: computer.ActionResult{Outcome: a.Outcome, Value: a.Value, Error: a.Error}}
 		if a.Outcome != computer.OK || !pictures(i) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -42,6 +43,11 @@ func Main(agent func(l net.Listener, config json.RawMessage) error) {
 // runInit is the first process of a sandbox: it builds the sandbox around
 // itself, starts the agent, and reaps until the agent ends.
 func runInit() error {
+	// No program inherits a descriptor: with the socket it could pose as the
+	// agent, and others may come from whoever started the server.
+	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("keep descriptors from programs: %w", err)
+	}
 	raw, err := io.ReadAll(io.LimitReader(os.NewFile(fdConfig, "config"), 64<<10))
 	if err != nil {
 		return fmt.Errorf("read the configuration: %w", err)
@@ -74,7 +80,6 @@ func runInit() error {
 	if config.Probe {
 		return nil
 	}
-	unix.CloseOnExec(fdAlive)
 	return supervise(config)
 }
 
@@ -121,6 +126,7 @@ func runAgent(agent func(l net.Listener, config json.RawMessage) error) error {
 	if len(os.Args) != 3 {
 		return errors.New("want one argument")
 	}
+	unix.CloseOnExec(3)
 	file := os.NewFile(3, "listener")
 	l, err := net.FileListener(file)
 	if err = errors.Join(err, file.Close()); err != nil {
@@ -161,21 +167,18 @@ func (b *rootBuilder) do(what string, f func() error) {
 	}
 }
 
-func (b *rootBuilder) dir(path string, mode os.FileMode, uid int) {
+func (b *rootBuilder) dir(path string, mode os.FileMode) {
 	b.do("make "+path, func() error {
 		full := newRoot + "/" + path
 		if err := os.MkdirAll(full, 0o755); err != nil {
 			return err
 		}
-		if err := os.Chmod(full, mode); err != nil {
-			return err
-		}
-		return os.Chown(full, uid, uid)
+		return os.Chmod(full, mode)
 	})
 }
 
 func (b *rootBuilder) tmpfs(path string, size int64, mode string, uid int) {
-	b.dir(path, 0o755, 0)
+	b.dir(path, 0o755)
 	b.do("mount a tmpfs on /"+path, func() error {
 		options := fmt.Sprintf("mode=%s,size=%d,uid=%d,gid=%d", mode, size, uid, uid)
 		return unix.Mount("tmpfs", newRoot+"/"+path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options)
@@ -231,24 +234,24 @@ func buildRoot(size int64) error {
 	for _, path := range []string{"usr", "bin", "sbin", "lib", "lib32", "lib64"} {
 		b.bind(path, readOnly)
 	}
-	b.dir("etc", 0o755, 0)
+	b.dir("etc", 0o755)
 	for _, name := range etc {
 		b.bind("etc/"+name, readOnly)
 	}
 	for path, content := range files {
 		b.do("write "+path, func() error { return os.WriteFile(newRoot+"/"+path, []byte(content), 0o644) })
 	}
-	b.dir("proc", 0o755, 0)
+	b.dir("proc", 0o755)
 	b.do("mount /proc", func() error {
 		return unix.Mount("proc", newRoot+"/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 	})
 	b.devices(size)
 	b.tmpfs("tmp", size, "1777", 0)
-	b.dir("tmp/.X11-unix", 0o1777, 0)
+	b.dir("tmp/.X11-unix", 0o1777)
 	b.tmpfs("home/user", size, "700", PersonUID)
 	b.tmpfs("run", 16<<20, "755", 0)
 	for _, path := range []string{"root", "sys", "mnt", "opt", "var/lib", "var/cache"} {
-		b.dir(path, 0o755, 0)
+		b.dir(path, 0o755)
 	}
 	b.bind("var/cache/fontconfig", readOnly)
 	b.do("link /var/tmp", func() error { return os.Symlink("/tmp", newRoot+"/var/tmp") })
@@ -278,7 +281,7 @@ func (b *rootBuilder) devices(size int64) {
 	for _, name := range []string{"null", "zero", "full", "random", "urandom", "tty"} {
 		b.bind("dev/"+name, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC)
 	}
-	b.dir("dev/pts", 0o755, 0)
+	b.dir("dev/pts", 0o755)
 	b.do("mount /dev/pts", func() error {
 		return unix.Mount("devpts", newRoot+"/dev/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620,gid=5")
 	})

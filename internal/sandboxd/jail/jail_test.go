@@ -151,6 +151,9 @@ func TestIsolation(t *testing.T) {
 		t.Errorf("a sandbox sees another: %q", got)
 	}
 	has(t, a.sh(t, "grep NoNewPrivs /proc/self/status; grep CapEff /proc/self/status; grep Seccomp: /proc/self/status"), "NoNewPrivs:\t1\nCapEff:\t0000000000000000\nSeccomp:\t2")
+	if got := a.sh(t, "ls /proc/self/fd | tr '\\n' ' '"); got != "0 1 2 3" { // 3 is ls' own
+		t.Errorf("a program inherits descriptors: %q", got)
+	}
 	has(t, a.sh(t, "unshare -Ur id -u"), "0") // namespaces nest: Chromium's sandbox needs that
 }
 
