@@ -317,6 +317,12 @@ func (a *Action) normalize(present map[string]json.RawMessage) *InvalidError {
 			return &InvalidError{CodeBadInput, 0, "count", "1, 2 or 3"}
 		}
 	}
+	if len(a.Modifiers) == 0 {
+		a.Modifiers = nil
+	}
+	if len(a.Env) == 0 {
+		a.Env = nil
+	}
 	for i, m := range a.Modifiers {
 		key, err := CanonicalKey(m)
 		if err != nil || !IsModifier(key) {

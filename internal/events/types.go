@@ -1,6 +1,7 @@
 package events
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -108,7 +109,9 @@ type Strings []string
 // UnmarshalJSON accepts a scalar or an array of scalars.
 func (s *Strings) UnmarshalJSON(raw []byte) error {
 	var v any
-	if err := json.Unmarshal(raw, &v); err != nil {
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.UseNumber() // 1000000 stays as it was written
+	if err := dec.Decode(&v); err != nil {
 		return err
 	}
 	list, ok := v.([]any)
@@ -120,7 +123,7 @@ func (s *Strings) UnmarshalJSON(raw []byte) error {
 		switch item := item.(type) {
 		case string:
 			*s = append(*s, item)
-		case float64, bool:
+		case json.Number, bool:
 			*s = append(*s, fmt.Sprint(item))
 		default:
 			return fmt.Errorf("want a string, number or boolean, or an array of these")
