@@ -21,9 +21,12 @@ const (
 	adoptPatience = 10 * time.Second
 	// checkEvery is how often the leases are looked over.
 	checkEvery = 500 * time.Millisecond
-	// scanEvery is how often unfinished journals are listed, for loops whose
-	// lease is not even there any more.
-	scanEvery = 30 * time.Second
+	// scanEvery is how soon unfinished journals are listed again, for loops whose
+	// lease is not even there any more. A list has a line for every loop of seven
+	// days, and a lease hardly goes unseen while they are watched without a break;
+	// so each pause is twice the last then, up to scanAtMost.
+	scanEvery  = 30 * time.Second
+	scanAtMost = 16 * time.Minute
 	// leaseSubjects are the loops' leases in the bucket's stream.
 	leaseSubjects = "$KV." + kv.BucketLeases + ".loop.>"
 )
@@ -47,7 +50,7 @@ func (r *Runner) findOrphans(ctx, hard context.Context) {
 	o := &orphanage{seen: map[string]*sighting{}, tries: map[string]context.CancelFunc{}}
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
-	news := make(chan struct{}, 1)
+	news, blind := make(chan struct{}, 1), make(chan struct{}, 1)
 	tasks.Go(func() {
 		t := tail{js: r.JS, stream: "KV_" + kv.BucketLeases, log: r.Log, config: jetstream.OrderedConsumerConfig{
 			FilterSubjects: []string{leaseSubjects}, DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy}}
@@ -59,24 +62,45 @@ func (r *Runner) findOrphans(ctx, hard context.Context) {
 				}
 			}
 			return true
-		}, o.restart)
+		}, func() {
+			o.restart()
+			select {
+			case blind <- struct{}{}:
+			default:
+			}
+		})
 	})
-	check, scan := time.NewTicker(checkEvery), time.NewTimer(0)
+	check, scan, pause := time.NewTicker(checkEvery), time.NewTimer(0), scanEvery
 	defer check.Stop()
 	defer scan.Stop()
+	// While this process was blind a lease may have come and gone.
+	soon := func() {
+		if pause > scanEvery { // else a scan is due soon, and is not put off
+			pause = scanEvery
+			scan.Reset(pause)
+		}
+	}
+	reconnects := r.NC.Stats().Reconnects
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-news:
 		case <-check.C:
+			if n := r.NC.Stats().Reconnects; n != reconnects {
+				reconnects = n
+				soon()
+			}
+		case <-blind:
+			soon()
 		case <-scan.C:
-			wait := scanEvery
 			if err := r.scan(ctx, o); err != nil {
 				r.Log.Warn("journals not listed; trying again", "err", err)
-				wait = time.Second
+				scan.Reset(time.Second)
+				continue
 			}
-			scan.Reset(wait)
+			scan.Reset(pause)
+			pause = min(2*pause, scanAtMost)
 		}
 		for _, key := range o.suspects() {
 			if r.owns(key) || r.full() {

@@ -54,14 +54,16 @@
 // # Heartbeats, health and inventory
 //
 // A heartbeat goes out every 2 s ± 10 %, and at once when the probe, the breaker
-// or the list of lost sandboxes changes. While the probes have failed for 15 s or more
-// nothing but a kill begins: it is rejected, code serverDown, at its turn. The
-// breaker holds up creates only; see breaker for which answers it counts. Every 5 s the provider's inventory is
-// compared with the server's record both ways: a sandbox without its allocation
-// in two looks at least 5 s apart is killed (an answer that lacks something once
-// is no order to delete), and an allocation whose create was `ok` but whose
-// sandbox neither List nor Get finds is reported as gone until the allocation
-// has been freed. The worker never edits allocations.
+// or the list of lost sandboxes changes. While the probes have failed for 15 s or
+// more nothing but a kill begins: a command is rejected, code serverDown, at its
+// turn. The breaker holds up creates only; see breaker for the answers it counts.
+//
+// Every 5 s the provider's inventory is compared with the server's record both
+// ways: a sandbox without its allocation in two looks at least 5 s apart is
+// killed (an answer that lacks something once is no order to delete), and an
+// allocation whose create was `ok` but whose sandbox neither List nor Get finds
+// is reported as gone until the allocation has been freed. The worker never edits
+// allocations.
 //
 // # Clocks and balance
 //
