@@ -62,7 +62,7 @@ func (s *Server) Handler() http.Handler {
 		mux.HandleFunc(pattern, s.answering(s.withKey(h)))
 	}
 	mux.HandleFunc("GET /sandboxes/{id}/stream", s.answering(s.withToken(s.getStream)))
-	mux.HandleFunc("GET /sandboxes/{id}/stream/frames", s.answering(s.withToken(s.getFrames)))
+	mux.HandleFunc("GET /sandboxes/{id}/stream/frame", s.answering(s.withToken(s.getFrame)))
 	mux.HandleFunc("/", s.answering(func(_ http.ResponseWriter, r *http.Request) error {
 		return &problem{http.StatusNotFound, "notFound", fmt.Sprintf("no call %s %.100s; see /docs", r.Method, r.URL.Path)}
 	}))

@@ -527,36 +527,46 @@ func TestStream(t *testing.T) {
 		return "?expires=" + strconv.FormatInt(expires, 10) + "&token=" + api.StreamToken(testKey, id, expires)
 	}
 	noKey := []string{"X-API-Key", ""}
-	if a := w.want(t, 200, "GET", path+"/stream"+query("vm-a", until), nil, noKey...); !strings.Contains(string(a.body), "/sandboxes/vm-a/stream/frames?expires=") || strings.Contains(string(a.body), testKey) {
+	if a := w.want(t, 200, "GET", path+"/stream"+query("vm-a", until), nil, noKey...); !strings.Contains(string(a.body), "/sandboxes/vm-a/stream/frame?expires=") || strings.Contains(string(a.body), testKey) {
 		t.Errorf("%s", a.body)
 	}
 	for name, q := range map[string]string{"none": "", "another's": query("vm-b", until), "old": query("vm-a", 1)} {
 		if w.want(t, 401, "GET", path+"/stream"+q, nil, noKey...); t.Failed() {
 			t.Fatal(name)
 		}
-		w.want(t, 401, "GET", path+"/stream/frames"+q, nil, noKey...)
+		w.want(t, 401, "GET", path+"/stream/frame"+q, nil, noKey...)
 	}
 	w.want(t, 200, "GET", path+"/stream", nil)
-	resp, err := http.Get(w.http.URL + path + "/stream/frames" + query("vm-a", until))
-	if err != nil {
-		t.Fatal(err)
-	}
-	reader := bufio.NewReader(resp.Body)
-	head := make([]byte, len("--frame\r\nContent-Type: image/png\r\nContent-Length: "))
-	if _, err := io.ReadFull(reader, head); err != nil || !strings.HasPrefix(string(head), "--frame\r\nContent-Type: image/png") {
-		t.Fatalf("%q, %v", head, err)
-	}
-	if _, err := reader.ReadString('\n'); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := reader.ReadString('\n'); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := png.Decode(reader); err != nil {
+	frame := path + "/stream/frame" + query("vm-a", until)
+	first := w.want(t, 200, "GET", frame, nil, noKey...)
+	if _, err := png.Decode(bytes.NewReader(first.body)); err != nil {
 		t.Errorf("the first frame: %v", err)
 	}
-	if err := resp.Body.Close(); err != nil {
-		t.Error(err)
+	name := first.header.Get("Berth-Frame")
+	changed := make(chan answer, 1)
+	go func() {
+		a, err := w.call(t.Context(), t, "GET", frame+"&after="+name, nil, noKey...)
+		if err != nil {
+			t.Error(err)
+		}
+		changed <- a
+	}()
+	w.act(t, path, "move", `{"type":"move","x":5,"y":5}`)
+	a := <-changed
+	last := a.header.Get("Berth-Frame")
+	if a.status != 200 || last == name {
+		t.Errorf("after a change: %d, frame %s", a.status, last)
+	}
+	go func() {
+		a, err := w.call(t.Context(), t, "GET", frame+"&after="+last, nil, noKey...)
+		if err != nil {
+			t.Error(err)
+		}
+		changed <- a
+	}()
+	w.want(t, 204, "DELETE", path, nil)
+	if a := <-changed; a.status != 410 && a.status != 404 {
+		t.Errorf("after its end: %d", a.status)
 	}
 }
 

@@ -2,17 +2,20 @@ package sandboxd
 
 import (
 	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"html/template"
 	"net/http"
 	"time"
 )
 
-// framePause is the least time between two frames of a live view.
+// framePause is how often a change is looked for.
 const framePause = 150 * time.Millisecond
 
-// framesWithin bounds one connection of a live view; the page connects again.
-const framesWithin = 10 * time.Minute
+// frameWithin bounds the wait for a change; the page asks again.
+const frameWithin = 20 * time.Second
 
 var streamPage = template.Must(template.New("stream").Parse(`<!doctype html>
 <html lang="en">
@@ -26,19 +29,34 @@ var streamPage = template.Must(template.New("stream").Parse(`<!doctype html>
   img { flex: 1; min-height: 0; object-fit: contain; }
 </style>
 <header>{{.ID}} · {{.Width}}×{{.Height}} · <span id="state" role="status">live, to look at</span></header>
-<img id="view" alt="The screen of sandbox {{.ID}}" src="{{.Frames}}">
+<img id="view" alt="The screen of sandbox {{.ID}}">
 <script nonce="{{.Nonce}}">
 const view = document.getElementById("view"), state = document.getElementById("state");
-view.onerror = () => {
-  state.textContent = "no picture; trying again";
-  setTimeout(() => { view.src = {{.Frames}} + "&again=" + Date.now(); state.textContent = "live, to look at"; }, 2000);
-};
+async function watch() {
+  for (let seen = "";;) {
+    try {
+      const answer = await fetch({{.Frame}} + "&after=" + seen);
+      if (answer.status === 200) {
+        seen = answer.headers.get("Berth-Frame");
+        const old = view.src;
+        view.src = URL.createObjectURL(await answer.blob());
+        if (old) URL.revokeObjectURL(old);
+      }
+      if (answer.status === 404 || answer.status === 410) { state.textContent = "the sandbox has ended"; return; }
+      if (answer.status === 401) { state.textContent = "this address is no longer valid"; return; }
+      if (answer.ok) { state.textContent = "live, to look at"; continue; }
+    } catch { }
+    state.textContent = "no picture; trying again";
+    await new Promise(r => setTimeout(r, 2000));
+  }
+}
+watch();
 </script>
 </html>
 `))
 
-// getStream is the live view: a page that shows the frames below. One can look
-// at it; it takes no input.
+// getStream is the live view: a page that shows one frame after the other. One
+// can look at it; it takes no input.
 func (s *Server) getStream(w http.ResponseWriter, r *http.Request) error {
 	b, err := s.running(r.PathValue("id"))
 	if err != nil {
@@ -48,63 +66,53 @@ func (s *Server) getStream(w http.ResponseWriter, r *http.Request) error {
 	var page bytes.Buffer
 	err = streamPage.Execute(&page, map[string]any{
 		"ID": rec.ID, "Width": rec.Display.Width, "Height": rec.Display.Height, "Nonce": nonce,
-		"Frames": "/sandboxes/" + rec.ID + "/stream/frames?" + r.URL.RawQuery,
+		"Frame": "/sandboxes/" + rec.ID + "/stream/frame?" + r.URL.RawQuery,
 	})
 	if err != nil {
 		return fmt.Errorf("make the page: %w", err)
 	}
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
-	h.Set("Content-Security-Policy", "default-src 'none'; img-src 'self'; style-src 'unsafe-inline'; script-src 'nonce-"+nonce+"'; frame-ancestors 'none'")
+	h.Set("Content-Security-Policy", "default-src 'none'; img-src blob:; connect-src 'self'; style-src 'unsafe-inline'; script-src 'nonce-"+nonce+"'; frame-ancestors 'none'")
 	h.Set("Referrer-Policy", "no-referrer")
 	h.Set("Cache-Control", "no-store")
 	s.write(w, http.StatusOK, page.Bytes())
 	return nil
 }
 
-// getFrames sends PNG pictures as multipart/x-mixed-replace, one whenever the
-// screen has changed.
-func (s *Server) getFrames(w http.ResponseWriter, r *http.Request) error {
+// getFrame answers with a picture as soon as the screen is another than the one
+// named by after, or with 204 when that takes long. Berth-Frame names it.
+func (s *Server) getFrame(w http.ResponseWriter, r *http.Request) error {
 	b, err := s.running(r.PathValue("id"))
 	if err != nil {
 		return err
 	}
-	control := http.NewResponseController(w)
-	deadline(control.SetReadDeadline, 0)
-	w.Header().Set("Content-Type", "multipart/x-mixed-replace; boundary=frame")
-	w.Header().Set("Cache-Control", "no-store")
-	if _, err := fmt.Fprint(w, "--frame\r\n"); err != nil {
-		return nil
-	}
-	var last []byte
+	after := r.URL.Query().Get("after")
 	ticker := time.NewTicker(framePause)
 	defer ticker.Stop()
-	for end := time.Now().Add(framesWithin); time.Now().Before(end); {
+	for end := time.Now().Add(frameWithin); time.Now().Before(end); {
 		png, _, err := b.guest.Agent().screenshot(r.Context())
 		if err != nil {
-			return nil // the sandbox has ended or the person left: so does the answer
+			return b.explain(r.Context(), err)
 		}
-		if !bytes.Equal(png, last) {
-			last = png
-			deadline(control.SetWriteDeadline, writeWithin)
-			// Browsers show a frame when the next boundary comes: it goes along at once.
-			_, err := fmt.Fprintf(w, "Content-Type: image/png\r\nContent-Length: %d\r\n\r\n%s\r\n--frame\r\n", len(png), png)
-			if err == nil {
-				err = control.Flush()
-			}
-			if err != nil {
-				return nil
-			}
+		sum := sha256.Sum256(png)
+		if name := hex.EncodeToString(sum[:8]); name != after {
+			w.Header().Set("Content-Type", "image/png")
+			w.Header().Set("Cache-Control", "no-store")
+			w.Header().Set("Berth-Frame", name)
+			s.write(w, http.StatusOK, png)
+			return nil
 		}
 		select {
 		case <-ticker.C:
 		case <-b.gone:
-			return nil
+			return errLost
 		case <-r.Context().Done():
-			return nil
+			return context.Cause(r.Context())
 		case <-s.ctx.Done():
-			return nil
+			return errClosed
 		}
 	}
+	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
