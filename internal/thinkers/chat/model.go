@@ -118,7 +118,7 @@ func (m *model) rules(in looprunner.Turn) toolcall.Rules {
 
 // ask streams one answer to its end.
 func (m *model) ask(ctx context.Context, in looprunner.Turn, messages []sdk.ChatCompletionMessageParamUnion) (answer, error) {
-	p := sdk.ChatCompletionNewParams{Model: shared.ChatModel(m.settings.Model), Messages: messages, MaxTokens: param.NewOpt(m.settings.MaxTokens),
+	p := sdk.ChatCompletionNewParams{Model: m.settings.Model, Messages: messages, MaxTokens: param.NewOpt(m.settings.MaxTokens),
 		StreamOptions: sdk.ChatCompletionStreamOptionsParam{IncludeUsage: param.NewOpt(true)}}
 	if m.settings.Temperature != nil {
 		p.Temperature = param.NewOpt(*m.settings.Temperature)

@@ -15,6 +15,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -174,21 +176,29 @@ func TestBadReplies(t *testing.T) {
 func TestAbsence(t *testing.T) {
 	_, nc := server(t, natsd.Options{})
 	t.Run("late", func(t *testing.T) {
-		go func() {
+		var done sync.WaitGroup
+		done.Go(func() {
 			time.Sleep(600 * time.Millisecond)
-			thinker(t, nc, "late", func(*nats.Msg, Request) *nats.Msg { return bare(`{"done":true}`) })
-		}()
+			if _, err := nc.Subscribe(Subject("late"), func(msg *nats.Msg) {
+				if err := msg.Respond([]byte(`{"done":true}`)); err != nil {
+					t.Error(err)
+				}
+			}); err != nil {
+				t.Error(err)
+			}
+		})
 		if err := desk(t, nc, `{"name":"bus","thinker":"late"}`).Step(); err != nil {
 			t.Error(err)
 		}
+		done.Wait()
 	})
 	t.Run("silent", func(t *testing.T) {
-		asked := 0
-		thinker(t, nc, "silent", func(*nats.Msg, Request) *nats.Msg { asked++; return nil })
+		var asked atomic.Int64
+		thinker(t, nc, "silent", func(*nats.Msg, Request) *nats.Msg { asked.Add(1); return nil })
 		err := desk(t, nc, `{"name":"bus","thinker":"silent","timeoutSeconds":0.2}`).Step()
 		var fault *computer.Fault
-		if !errors.As(err, &fault) || fault.Code != events.CodeTimeout || asked != 1 {
-			t.Errorf("%v after %d requests", err, asked)
+		if !errors.As(err, &fault) || fault.Code != events.CodeTimeout || asked.Load() != 1 {
+			t.Errorf("%v after %d requests", err, asked.Load())
 		}
 	})
 	t.Run("error", func(t *testing.T) {

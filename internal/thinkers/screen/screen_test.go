@@ -100,8 +100,8 @@ func noise(w, h int) []byte {
 }
 
 func TestPrepare(t *testing.T) {
-	raw := noise(400, 300)
-	same, err := Prepare(raw, Limits{Edge: 400}, Size{})
+	raw := noise(200, 150)
+	same, err := Prepare(raw, Limits{Edge: 200}, Size{})
 	if err != nil || !bytes.Equal(same.Data, raw) || same.MediaType != "image/png" {
 		t.Errorf("a picture within the limits is not sent as it is: %v", err)
 	}
@@ -111,10 +111,10 @@ func TestPrepare(t *testing.T) {
 		want   Size
 		format string
 	}{
-		{Limits{Edge: 200}, Size{}, Size{200, 150}, "png"},
-		{Limits{Bytes: 90_000}, Size{}, Size{400, 300}, "jpeg"},
-		{Limits{Edge: 1280}, Size{1280, 800}, Size{1066, 800}, "png"},
-		{Limits{Edge: 1280}, Size{200, 100}, Size{400, 300}, "png"},
+		{Limits{Edge: 100}, Size{}, Size{100, 75}, "png"},
+		{Limits{Bytes: 24_000}, Size{}, Size{200, 150}, "jpeg"},
+		{Limits{Edge: 640}, Size{640, 400}, Size{533, 400}, "png"},
+		{Limits{Edge: 1280}, Size{100, 50}, Size{200, 150}, "png"},
 	} {
 		one, err := Prepare(raw, c.l, c.grow)
 		two, err2 := Prepare(raw, c.l, c.grow)
