@@ -97,11 +97,11 @@ func (s *Settings) Check(model string, maxTokens int64, edge int) error {
 // variable is where the credential belongs, named where one is found. The
 // error is an *events.DataError.
 func Decode(raw json.RawMessage, v any, variable string) error {
-	var any map[string]any
-	if err := json.Unmarshal(raw, &any); err != nil {
+	var fields map[string]any
+	if err := json.Unmarshal(raw, &fields); err != nil {
 		return events.BadInput("model: not a JSON object")
 	}
-	if path := credential("model", any); path != "" {
+	if path := credential("model", fields); path != "" {
 		return events.BadInput("%s: looks like a credential, which has no place in a request; %s", path, where(variable))
 	}
 	dec := json.NewDecoder(bytes.NewReader(raw))
