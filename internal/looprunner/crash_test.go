@@ -190,6 +190,7 @@ func TestTwoRunnersAndARestartOfTheBus(t *testing.T) {
 				const n = 20
 				for i := range n {
 					g.start(fmt.Sprintf("l%d", i), crashScript, nil)
+					time.Sleep(20 * time.Millisecond) // in turn, not in one burst that one of them takes whole
 				}
 				time.Sleep(2 * time.Second)
 				g.down()
