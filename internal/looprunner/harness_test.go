@@ -367,6 +367,20 @@ func names(j []looprunner.Entry) string {
 	return strings.Join(out, " ")
 }
 
+// waitingMutex is a mutex whose holder may wait for time: who waits for a
+// sync.Mutex keeps a bubble's clock from moving.
+type waitingMutex struct {
+	once sync.Once
+	held chan struct{}
+}
+
+func (m *waitingMutex) Lock() {
+	m.once.Do(func() { m.held = make(chan struct{}, 1) })
+	m.held <- struct{}{}
+}
+
+func (m *waitingMutex) Unlock() { <-m.held }
+
 // fleet plays the scheduler and a worker on the real streams: it makes a
 // sandbox for every create, claims and executes commands, one sandbox at a
 // time in order, and keeps the record that tests judge by.
@@ -377,7 +391,7 @@ type fleet struct {
 	js     jetstream.JetStream
 	nc     *nats.Conn
 
-	mu      sync.Mutex
+	mu      waitingMutex
 	boxes   map[string]*fakeSandbox
 	creates []string
 	kills   []string
