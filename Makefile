@@ -5,10 +5,10 @@ SHELL := bash
 
 BIN := $(CURDIR)/bin
 GO ?= go
-PROGRAMS := berth scheduler worker loop-runner
+PROGRAMS := berth scheduler worker loop-runner sandboxd
 SOURCES := go.mod go.sum $(shell find cmd internal -type f -not -name '*_test.go' 2>/dev/null)
 
-.PHONY: help run test dev bench lint fuzz generate verify build setup clean
+.PHONY: help run test nightly dev bench lint fuzz generate verify build setup clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,12 @@ dev: $(BIN)/berth ## everything in one process on an embedded NATS server, until
 # the cores.
 test: build $(BIN)/nats $(BIN)/nats-server ## every test, race detector on
 	@BERTH_BIN=$(BIN) $(GO) test -race -p 2 -timeout 6m ./...
+
+nightly: $(BIN)/nats $(BIN)/nats-server ## the property tests at full size; takes about an hour
+	@$(GO) test -run Oracle -rapid.checks=100000 ./internal/placement
+	@BERTH_PARKED=5000 $(GO) test -run Parked -timeout 30m ./internal/scheduler
+	@$(GO) test -run 'AnyHistory' -rapid.checks=1000 -timeout 60m ./internal/worker
+	@$(GO) test -run LeaseIsExclusive -rapid.checks=1000 -timeout 30m ./internal/kv
 
 bench: ## figures beside their floors, as JSON lines
 	@$(GO) run ./internal/bench
@@ -49,7 +55,7 @@ verify: ## fail where a generated file or go.mod is not up to date
 	@$(GO) mod tidy -diff
 	@$(GO) run ./deploy/nats -check
 
-build: $(PROGRAMS:%=$(BIN)/%) ## the four programs into bin/
+build: $(PROGRAMS:%=$(BIN)/%) ## the five programs into bin/
 
 setup: $(BIN)/berth ## bring what a run needs: Chromium, Node.js, Playwright's driver
 	@scripts/setup.sh

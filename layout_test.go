@@ -32,7 +32,7 @@ var rules = []rule{
 	{in: []string{"internal/placement"}, not: []string{"internal/..."}, why: "placement decides on a snapshot and others act: it knows the standard library only, so that a decision can be replayed from its inputs"},
 	{in: []string{"internal/providers/..."}, not: []string{"internal/placement", "internal/kv", "internal/bus", "internal/events"}, except: []string{"internal/providers/providertest"},
 		why: "a provider speaks for one server and knows no bus and no fleet; the worker stands between"},
-	{in: []string{"internal/kv"}, not: []string{"internal/placement", "internal/providers/..."}, why: "records are plain data; who decides on them and who acts stand above"},
+	{in: []string{"internal/kv"}, not: []string{"internal/placement", "internal/providers/..."}, why: "records are plain data; who decides on them and who acts stand above. They keep requests as these came in, so kv does know the wire (ADR 2)"},
 	{in: []string{"internal/scheduler"}, not: []string{"internal/worker", "internal/looprunner/...", "internal/providers/..."},
 		why: "roles meet on the bus only, and the scheduler knows servers by their records, never by their provider"},
 	{in: []string{"internal/looprunner/..."}, not: []string{"internal/scheduler", "internal/worker", "internal/providers/..."},
@@ -46,6 +46,8 @@ var rules = []rule{
 	{in: []string{"cmd/scheduler", "cmd/worker", "cmd/loop-runner"}, not: []string{"internal/natsd", "internal/demoapp", "internal/devstack"},
 		why: "a service ships neither a NATS server nor the demo"},
 	{in: []string{"cmd/scheduler", "cmd/loop-runner"}, not: []string{"internal/providers/...", "internal/registry"}, why: "only a worker holds keys to servers"},
+	{in: []string{"internal/sandboxd/...", "internal/desktop", "cmd/sandboxd"}, not: []string{"internal/bus", "internal/kv", "internal/events", "internal/program"},
+		why: "a self-hosted server is driven over HTTP and holds no key to the bus"},
 	{in: []string{"internal/computer"}, not: []string{"internal/..."}, why: "the vocabulary stands below everything"},
 }
 

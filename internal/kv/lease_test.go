@@ -3,6 +3,7 @@ package kv_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -137,6 +138,11 @@ func (w *world) contend(ctx context.Context, name string, ttl time.Duration, liv
 // Whatever the holders do, two never trust the lease at once, every hold has a
 // higher epoch, and after a crash it is taken within its TTL and a little more.
 func TestLeaseIsExclusive(t *testing.T) {
+	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue {
+		if err := flag.Set("rapid.checks", "25"); err != nil { // each is a NATS server's life; `make nightly` has 1,000
+			t.Fatal(err)
+		}
+	}
 	rapid.Check(t, func(rt *rapid.T) {
 		ttl := time.Duration(rapid.IntRange(2, 10).Draw(rt, "ttl")) * time.Second
 		var contenders [][]life

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"flag"
 	"fmt"
 	"slices"
 	"strings"
@@ -231,6 +232,11 @@ func genRequest(t *rapid.T, i int) Request {
 // Every decision is the oracle's, and a fleet that is filled by its own
 // decisions never breaks capacity or isolation, not for a moment (I1, I5).
 func TestAgainstOracle(t *testing.T) {
+	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue {
+		if err := flag.Set("rapid.checks", "1000"); err != nil { // about 10⁴ placements; `make nightly` has 10⁶
+			t.Fatal(err)
+		}
+	}
 	rapid.Check(t, func(t *rapid.T) {
 		f := NewFleet()
 		var servers []Server
