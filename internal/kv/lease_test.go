@@ -139,7 +139,7 @@ func (w *world) contend(ctx context.Context, name string, ttl time.Duration, liv
 // higher epoch, and after a crash it is taken within its TTL and a little more.
 func TestLeaseIsExclusive(t *testing.T) {
 	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue {
-		if err := flag.Set("rapid.checks", "25"); err != nil { // each is a NATS server's life; `make nightly` has 1,000
+		if err := flag.Set("rapid.checks", "12"); err != nil { // each is a NATS server's life; `make nightly` has 1,000
 			t.Fatal(err)
 		}
 	}

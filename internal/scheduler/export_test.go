@@ -1,6 +1,16 @@
 package scheduler
 
-import "context"
+import (
+	"context"
+	"time"
+)
+
+// SetTombstone shortens the day that an ended sandbox's record stays.
+func SetTombstone(d time.Duration) (restore func()) {
+	before := tombstone
+	tombstone = d
+	return func() { tombstone = before }
+}
 
 // RunTerm is active without a lease, as a scheduler is that wrongly believes
 // to hold one.
