@@ -265,7 +265,7 @@ func (n noop) Close() error { return nil }
 const startedBytes, finishedBytes = 470, 600
 
 // actByFloor claims and finishes each command and does nothing else.
-func actByFloor(ctx context.Context, w *world, sandboxes int, ready func()) error {
+func actByFloor(ctx context.Context, w *world, _ int, ready func()) error {
 	js, err := w.connect(ctx, "floor")
 	if err != nil {
 		return err

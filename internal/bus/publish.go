@@ -12,7 +12,7 @@ import (
 	"berth/internal/events"
 )
 
-// ErrTaken: the subject's last message is not the one that was expected.
+// ErrTaken says that the subject's last message is not the one that was expected.
 var ErrTaken = errors.New("subject is taken")
 
 // callTimeout bounds one publication, so that a lost acknowledgement is read

@@ -21,10 +21,10 @@ func TestBounds(t *testing.T) {
 		{"run, wait, hold", []Action{{Type: Run, Seconds: &some}, {Type: Wait, Seconds: &some}, {Type: Hold, Seconds: &some}}, 96, 171},
 		{"pictures", []Action{{Type: Screenshot}, {Type: Zoom}}, 70, 175},
 	} {
-		if got := ActTime(c.actions); got != c.act*time.Second {
+		if got := ActTime(c.actions); got != c.act*time.Second { //nolint:durationcheck // the table counts seconds
 			t.Errorf("%s: act %s", c.name, got)
 		}
-		if got := FinishTime(c.actions); got != c.finish*time.Second {
+		if got := FinishTime(c.actions); got != c.finish*time.Second { //nolint:durationcheck // likewise
 			t.Errorf("%s: finish %s", c.name, got)
 		}
 	}

@@ -306,7 +306,7 @@ func TestRequestsThatAreNotOurs(t *testing.T) {
 	if code, _ := c.get("/nowhere"); code != 404 {
 		t.Errorf("GET /nowhere: %d", code)
 	}
-	r := httptest.NewRequest("POST", "/api/reset", strings.NewReader(`{"part":"all"}`))
+	r := httptest.NewRequest(http.MethodPost, "/api/reset", strings.NewReader(`{"part":"all"}`))
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("Sec-Fetch-Site", "cross-site")
 	r.AddCookie(c.cookie)

@@ -39,7 +39,7 @@ func RequestSubject(tenant, noun string, verb Verb) string {
 	return "request." + tenant + "." + noun + "." + string(verb)
 }
 
-// Request is a parsed request subject.
+// RequestPath is a parsed request subject.
 type RequestPath struct {
 	Tenant, Noun string
 	Verb         Verb

@@ -190,7 +190,7 @@ func (l *Lease) reconcile(ctx context.Context, end time.Time, cause error) error
 	case err == nil:
 		l.rev = rev
 	}
-	return fmt.Errorf("not confirmed: %s", cause)
+	return fmt.Errorf("not confirmed: %s", cause) //nolint:errorlint // a conflict with our own write is none any more: it must not be taken for one
 }
 
 func (l *Lease) lose(err error) {

@@ -76,7 +76,7 @@ func Update[T any](ctx context.Context, b jetstream.KeyValue, key string, fn fun
 	}
 }
 
-// ErrConflict: the record is at another revision than expected.
+// ErrConflict says that the record is at another revision than expected.
 var ErrConflict = errors.New("record has changed")
 
 // Put writes v over exactly the given revision (0: the key has no value). On

@@ -168,7 +168,7 @@ func (t *term) guarded(ctx context.Context, msg jetstream.Msg, handle handler) (
 // that what follows it in its lane does not pass it.
 func (t *term) settle(ctx context.Context, stream string, msg jetstream.Msg, handle handler) {
 	var err error
-	for attempt := 0; attempt < giveUpAfter; attempt++ {
+	for attempt := range giveUpAfter {
 		if err = t.guarded(ctx, msg, handle); err == nil {
 			if err := msg.Ack(); err != nil && ctx.Err() == nil {
 				t.log.Warn("message not acknowledged; delivered again", "subject", msg.Subject(), "err", err)

@@ -79,7 +79,11 @@ func (t *term) pass(ctx context.Context) {
 		t.waiting.remove(vm)
 		placed = append(placed, c)
 	}
+	waiting := t.waiting.len()
+	change := waiting - t.counted
+	t.counted = waiting
 	t.mu.Unlock()
+	t.meters.waiting.Add(ctx, int64(change))
 	for _, c := range placed {
 		t.work.Go(func() { t.place(ctx, c) })
 	}

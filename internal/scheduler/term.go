@@ -45,6 +45,7 @@ type term struct {
 	reserving keyedMutex // by server id
 	moving    keyedMutex // by vm: what moves a sandbox and announces it does so alone, so that events keep their order
 	work      sync.WaitGroup
+	counted   int             // waiting requests, as the metric has them; guarded by mu
 	unsaid    map[uint64]bool // revisions with a new phase that is not yet announced; guarded by mu
 	serving   bool            // the mirror has been loaded; what moves from here on is announced by this term
 }

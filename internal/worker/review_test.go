@@ -25,7 +25,7 @@ func TestDeafLook(t *testing.T) {
 		release := make(chan struct{})
 		defer close(release)
 		f.OnCall(func(c providertest.Call) providertest.Injection {
-			if c.Method == "Get" && c.VM == "ghost" {
+			if c.Method == "Get" && c.VM == "ghost" { //nolint:usestdlibvars // a provider's method, not HTTP's
 				<-release
 			}
 			return providertest.Injection{}
