@@ -144,9 +144,10 @@ func TestEverythingWithTheNATSCLI(t *testing.T) {
 	// The results, and the pictures that they name.
 	results := ""
 	eventually(t, 10*time.Second, "RESULTS to show the act", func() error {
-		// `stream view` pages, and wants a terminal for it.
+		// `stream view` pages, and wants a terminal for it. The click is on the
+		// page before the act's result, which names its picture, is stored.
 		out, code := run(t, "script", "-qec", fmt.Sprintf("%s --server %s stream view RESULTS 100", filepath.Join(bin, "nats"), d.url), "/dev/null")
-		if results = out; code != 0 || !strings.Contains(out, `"type":"berth.command.finished.v1"`) || !strings.Contains(out, `"commandId":"a1"`) {
+		if results = out; code != 0 || !strings.Contains(out, `"type":"berth.command.finished.v1"`) || !strings.Contains(out, `"commandId":"a1"`) || !strings.Contains(out, `"object":"structured/`) {
 			return fmt.Errorf("exit %d: %s", code, tail(out, 5))
 		}
 		return nil
