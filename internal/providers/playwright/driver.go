@@ -191,13 +191,12 @@ func startDriver(ctx context.Context) (*driver, error) {
 			done <- started{err: fmt.Errorf("start Playwright's driver: %w", err)}
 			return
 		}
-		d := &driver{pw: run, pid: run.Pid(), gone: make(chan struct{})}
-		fd, err := unix.PidfdOpen(d.pid, unix.PIDFD_NONBLOCK)
+		d, err := watchDriver(run.Pid())
 		if err != nil {
-			done <- started{err: fmt.Errorf("watch Playwright's driver: %w", err)}
+			done <- started{err: errors.Join(err, run.Stop())}
 			return
 		}
-		d.watch = watchExit(os.NewFile(uintptr(fd), "pidfd"), func() { close(d.gone) })
+		d.pw = run
 		done <- started{d: d}
 	}()
 	select {
@@ -213,11 +212,26 @@ func startDriver(ctx context.Context) (*driver, error) {
 	}
 }
 
-// stop kills the driver and waits for its end. A kill rather than a goodbye:
-// what the driver is connected to shall go on living, and a hung one must not
-// hold us up.
+// watchDriver follows the process of a driver.
+func watchDriver(pid int) (*driver, error) {
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("watch Playwright's driver: %w", err)
+	}
+	d := &driver{pid: pid, gone: make(chan struct{})}
+	d.watch = watchExit(os.NewFile(uintptr(fd), "pidfd"), func() { close(d.gone) })
+	return d, nil
+}
+
+// stop kills the driver and waits for its end: gone is closed when it returns,
+// also when playwright-go has reaped the process before. A kill rather than a
+// goodbye: what the driver is connected to shall go on living, and a hung one
+// must not hold us up.
 func (d *driver) stop() {
-	if err := syscall.Kill(d.pid, syscall.SIGKILL); err == nil {
+	select {
+	case <-d.gone:
+	default:
+		_ = syscall.Kill(d.pid, syscall.SIGKILL) // fails when it is gone already
 		<-d.gone
 	}
 	d.watch()

@@ -420,6 +420,33 @@ func TestDriverDeath(t *testing.T) {
 	}
 }
 
+// Whoever reaps a driver first, after stop everybody knows that it is gone.
+func TestStoppedDriverIsGone(t *testing.T) {
+	t.Parallel()
+	for range 100 {
+		cmd := exec.Command("sleep", "60")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		d, err := watchDriver(cmd.Process.Pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err == nil {
+			t.Fatal("it ended well")
+		}
+		d.stop()
+		select {
+		case <-d.gone:
+		default:
+			t.Fatal("stop returned, and nobody knows that the driver is gone")
+		}
+	}
+}
+
 // A batch that is at work when the driver dies ends with ErrUnavailable, and
 // what it held is released.
 func TestDriverDeathReleasesKeys(t *testing.T) {
