@@ -36,6 +36,10 @@ var durableServers = []int{100, 1000, 5000}
 func placementDurable(ctx context.Context, opts options, print func(figure)) error {
 	for _, sync := range []bool{false, true} {
 		for _, servers := range durableServers {
+			name, wanted := opts.figureName("placement_durable", fmt.Sprintf("servers=%d/%s", servers, mode(sync)))
+			if !wanted {
+				continue
+			}
 			n := int(3000 * opts.seconds)
 			if sync {
 				n /= 5
@@ -48,7 +52,7 @@ func placementDurable(ctx context.Context, opts options, print func(figure)) err
 			if err != nil {
 				return fmt.Errorf("floor: %w", err)
 			}
-			print(compare(fmt.Sprintf("placement_durable/servers=%d/%s", servers, mode(sync)), got, "same chain of writes, bare nats.go", floor))
+			print(compare(name, got, "same chain of writes, bare nats.go", floor))
 		}
 	}
 	return nil

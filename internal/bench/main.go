@@ -3,7 +3,7 @@
 // a figure, and the floor that was measured in the same run on the same
 // server. Compare ratios; machines are shared and noisy.
 //
-//	go run ./internal/bench [-run REGEXP] [-seconds N]
+//	go run ./internal/bench [-run REGEXP[/REGEXP]] [-seconds N]
 package main
 
 import (
@@ -16,6 +16,7 @@ import (
 	"regexp"
 	"runtime/pprof"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -68,7 +69,16 @@ type benchmark struct {
 	run  func(ctx context.Context, opts options, print func(figure)) error
 }
 
-type options struct{ seconds float64 }
+type options struct {
+	seconds float64
+	only    *regexp.Regexp // of a figure's parameters
+}
+
+// figureName joins a benchmark and the parameters of one of its figures, and
+// reports whether that figure is wanted.
+func (o options) figureName(benchmark, parameters string) (name string, wanted bool) {
+	return benchmark + "/" + parameters, o.only.MatchString(parameters)
+}
 
 var benchmarks = []benchmark{
 	{"placement_decision", placementDecision},
@@ -78,7 +88,7 @@ var benchmarks = []benchmark{
 }
 
 func main() {
-	run := flag.String("run", "", "only the benchmarks whose name matches this `regexp`")
+	run := flag.String("run", "", "only the benchmarks whose name matches this `regexp`; one behind a slash is for the figures' parameters")
 	var opts options
 	flag.Float64Var(&opts.seconds, "seconds", 2, "how long to measure each figure, about")
 	profile := flag.String("cpuprofile", "", "write a CPU profile to `file`")
@@ -111,7 +121,11 @@ func main() {
 }
 
 func measure(ctx context.Context, pattern string, opts options) error {
-	want, err := regexp.Compile(pattern)
+	benchmark, parameters, _ := strings.Cut(pattern, "/")
+	want, err := regexp.Compile(benchmark)
+	if err == nil {
+		opts.only, err = regexp.Compile(parameters)
+	}
 	if err != nil {
 		return fmt.Errorf("-run: %w", err)
 	}
