@@ -46,6 +46,8 @@ var rules = []rule{
 	{in: []string{"cmd/scheduler", "cmd/worker", "cmd/loop-runner"}, not: []string{"internal/natsd", "internal/demoapp", "internal/devstack"},
 		why: "a service ships neither a NATS server nor the demo"},
 	{in: []string{"cmd/scheduler", "cmd/loop-runner"}, not: []string{"internal/providers/...", "internal/registry"}, why: "only a worker holds keys to servers"},
+	{in: []string{"internal/replay"}, not: []string{"internal/scheduler", "internal/worker", "internal/providers/...", "internal/thinkers/..."},
+		why: "a loop is retold from its journal alone, whoever thought in it and wherever it ran"},
 	{in: []string{"internal/sandboxd/...", "internal/desktop", "cmd/sandboxd"}, not: []string{"internal/bus", "internal/kv", "internal/events", "internal/program"},
 		why: "a self-hosted server is driven over HTTP and holds no key to the bus"},
 	{in: []string{"internal/computer"}, not: []string{"internal/..."}, why: "the vocabulary stands below everything"},

@@ -8,6 +8,7 @@ import (
 	"berth/internal/computer"
 	"berth/internal/events"
 	"berth/internal/looprunner"
+	"berth/internal/replay"
 )
 
 // readEntry reads an entry of a loop's journal as it is stored.
@@ -70,7 +71,7 @@ func (t *teller) tell(e looprunner.Entry) ([]line, error) {
 		return t.checks(v), err
 	case events.LoopRetriedName:
 		v, err := read[events.LoopRetried](e)
-		return []line{{step: e.Head.Step, what: describeAll(t.decided.Actions), outcome: "not run", note: fmt.Sprintf("%s: %s; attempt %d", v.Code, v.Message, v.Attempt)}}, err
+		return []line{{step: e.Head.Step, what: replay.DescribeAll(t.decided.Actions), outcome: "not run", note: fmt.Sprintf("%s: %s; attempt %d", v.Code, v.Message, v.Attempt)}}, err
 	case events.LoopActedName:
 		v, err := read[events.LoopActed](e)
 		return t.acted(v), err
@@ -104,7 +105,7 @@ func (t *teller) checks(v events.LoopDecided) []line {
 func (*teller) lastBad(lines []line) bool { return len(lines) > 0 && lines[len(lines)-1].bad }
 
 func (t *teller) acted(v events.LoopActed) []line {
-	l := line{step: v.Step, what: describeAll(t.decided.Actions), outcome: string(v.Outcome), ms: v.Timing.RanMs, note: t.decided.Label,
+	l := line{step: v.Step, what: replay.DescribeAll(t.decided.Actions), outcome: string(v.Outcome), ms: v.Timing.RanMs, note: t.decided.Label,
 		bad: v.Outcome != computer.OK, done: len(t.decided.Actions)}
 	if l.what == "" {
 		l.what = "observe"
@@ -143,62 +144,6 @@ func clip(s string, n int) string {
 		return s
 	}
 	return string(r[:n-1]) + "…"
-}
-
-// describeAll is a command's actions in a few words.
-func describeAll(actions []computer.Action) string {
-	switch len(actions) {
-	case 0:
-		return ""
-	case 1:
-		return describe(actions[0])
-	default:
-		return fmt.Sprintf("%s and %d more", describe(actions[0]), len(actions)-1)
-	}
-}
-
-func describe(a computer.Action) string {
-	at := ""
-	if a.X != nil && a.Y != nil {
-		at = fmt.Sprintf(" %d,%d", *a.X, *a.Y)
-	}
-	mods := strings.Join(a.Modifiers, "+")
-	if mods != "" {
-		mods += "+"
-	}
-	switch a.Type {
-	case computer.Click:
-		count := map[int]string{2: "double ", 3: "triple "}[a.Count]
-		button := ""
-		if a.Button != computer.Left && a.Button != "" {
-			button = string(a.Button) + " "
-		}
-		return mods + count + button + "click" + at
-	case computer.Drag:
-		from, to := a.Path[0], a.Path[len(a.Path)-1]
-		return fmt.Sprintf("%sdrag %d,%d → %d,%d", mods, from.X, from.Y, to.X, to.Y)
-	case computer.Scroll:
-		return fmt.Sprintf("%sscroll%s by %g,%g", mods, at, a.DX, a.DY)
-	case computer.TypeText, computer.ClipboardWrite:
-		if a.Text != nil {
-			return fmt.Sprintf("%s %q", a.Type, *a.Text)
-		}
-	case computer.Key:
-		s := "key " + strings.Join(a.Keys, "+")
-		if a.Repeat > 1 {
-			s += fmt.Sprintf(" ×%d", a.Repeat)
-		}
-		return s
-	case computer.Hold:
-		return fmt.Sprintf("hold %s %g s", strings.Join(a.Keys, "+"), a.Duration(0))
-	case computer.Wait:
-		return fmt.Sprintf("wait %g s", a.Duration(0))
-	case computer.Open:
-		return "open " + a.Target
-	case computer.Run:
-		return "run " + strings.Join(a.Argv, " ")
-	}
-	return string(a.Type) + at
 }
 
 // since is a moment relative to the journal's start.

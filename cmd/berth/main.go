@@ -32,6 +32,7 @@ type call struct {
 	cmd    *command
 	flags  *flag.FlagSet
 	args   []string // positional
+	stdin  io.Reader
 	stdout io.Writer
 	stderr io.Writer
 
@@ -83,11 +84,11 @@ func main() { os.Exit(run()) }
 func run() int {
 	ctx, stop := program.Signals(context.Background())
 	defer stop()
-	return dispatch(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	return dispatch(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 }
 
 // dispatch runs one command line and returns the exit code.
-func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	all := commands()
 	if len(args) == 0 {
 		usage(stderr, all)
@@ -100,7 +101,7 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 			usage(stdout, all)
 			return program.ExitOK
 		}
-		return dispatch(ctx, []string{args[1], "-h"}, stdout, stderr)
+		return dispatch(ctx, []string{args[1], "-h"}, stdin, stdout, stderr)
 	}
 	i := slices.IndexFunc(all, func(c *command) bool { return c.name == name })
 	if i < 0 {
@@ -111,11 +112,11 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		fmt.Fprintf(stderr, "\n`berth -h` lists them.\n")
 		return program.ExitUsage
 	}
-	return all[i].invoke(ctx, args[1:], stdout, stderr)
+	return all[i].invoke(ctx, args[1:], stdin, stdout, stderr)
 }
 
-func (cmd *command) invoke(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	c := &call{cmd: cmd, stdout: stdout, stderr: stderr}
+func (cmd *command) invoke(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	c := &call{cmd: cmd, stdin: stdin, stdout: stdout, stderr: stderr}
 	c.flags = flag.NewFlagSet(cmd.name, flag.ContinueOnError)
 	c.flags.SetOutput(io.Discard)
 	if !cmd.local {

@@ -23,6 +23,7 @@ import (
 	"berth/internal/program"
 	"berth/internal/telemetry"
 	"berth/internal/thinkers"
+	"berth/internal/thinkers/recorded"
 )
 
 type runOptions struct {
@@ -98,6 +99,9 @@ func (c *call) checkRun(o *runOptions) error {
 	case o.goal != "":
 		if _, ok := thinkers.All()[o.model]; !ok {
 			return badUsage("--model: this build has no model %q; it has %s", o.model, strings.Join(thinkers.Names(), ", "))
+		}
+		if o.model == recorded.Name {
+			return badUsage("--model %s decides again what a loop decided; it is `berth replay LOOP --rerun`", o.model)
 		}
 		if o.model == script.Name {
 			return badUsage("--model %s follows a script and needs --script FILE; it cannot reach a goal by thought", o.model)
@@ -319,6 +323,9 @@ func (r *runner) entry(ctx context.Context, cl *client, e looprunner.Entry) (*ev
 		r.say("%s", l)
 	}
 	for _, p := range pictures(e) {
+		if r.dir == "" {
+			break // nobody asked for pictures
+		}
 		if err := r.saveFrame(ctx, cl, p, e.Head.Step, r.frameName(e, lines)); err != nil && ctx.Err() == nil {
 			r.say("      (picture not saved: %v)", err)
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -60,7 +59,7 @@ func versionCommand() *command {
 }
 
 // terminal reports whether f is one, so that a bar can be drawn on it.
-func terminal(f io.Writer) bool {
+func terminal(f any) bool {
 	file, ok := f.(*os.File)
 	if !ok {
 		return false

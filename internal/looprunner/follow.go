@@ -54,6 +54,53 @@ func Follow(ctx context.Context, js jetstream.JetStream, tenant, loop string) it
 	}
 }
 
+// Read returns a loop's journal as it is now, without waiting for what is still
+// to come; nothing where there is none. Rejections of starts, which are no part
+// of a journal, and what is no CloudEvent are left out.
+func Read(ctx context.Context, js jetstream.JetStream, tenant, loop string) ([]Entry, error) {
+	fail := func(err error) ([]Entry, error) {
+		return nil, fmt.Errorf("read the journal of loop %s: %w", loop, err)
+	}
+	making, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	filter := events.LoopSubject(tenant, loop, ">")
+	s, err := js.Stream(making, bus.Loops)
+	if err != nil {
+		return fail(err)
+	}
+	_, tip, err := bus.Last(making, s, filter)
+	if tip == nil {
+		if err != nil {
+			return fail(err)
+		}
+		return nil, nil
+	}
+	c, err := js.OrderedConsumer(making, bus.Loops, jetstream.OrderedConsumerConfig{FilterSubjects: []string{filter}, InactiveThreshold: tailInactive, MaxResetAttempts: 1})
+	if err != nil {
+		return fail(err)
+	}
+	it, err := c.Messages()
+	if err != nil {
+		return fail(err)
+	}
+	defer it.Stop()
+	var out []Entry
+	for {
+		next, cancel := context.WithTimeout(ctx, 2*callTimeout)
+		msg, err := it.Next(jetstream.NextContext(next))
+		cancel()
+		if err != nil {
+			return fail(err)
+		}
+		if e, err := journalEntry(msg); err == nil && e.Name != events.LoopRejectedName {
+			out = append(out, e)
+		}
+		if meta, err := msg.Metadata(); err != nil || meta.Sequence.Stream >= tip.Sequence {
+			return out, err
+		}
+	}
+}
+
 func journalEntry(msg jetstream.Msg) (Entry, error) {
 	meta, err := msg.Metadata()
 	if err != nil {

@@ -22,6 +22,7 @@ import (
 	"berth/internal/thinkers/anthropic"
 	"berth/internal/thinkers/chat"
 	"berth/internal/thinkers/openai"
+	"berth/internal/thinkers/recorded"
 	"berth/internal/thinkers/remote"
 )
 
@@ -78,6 +79,7 @@ func From(e Environment) map[string]looprunner.ModelFactory {
 		openai.Name:    openai.New(e.OpenAI),
 		chat.Name:      chat.New(e.Chat),
 		remote.Name:    remote.New,
+		recorded.Name:  recorded.New,
 	}
 }
 

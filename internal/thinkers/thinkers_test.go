@@ -17,7 +17,7 @@ import (
 )
 
 func TestNames(t *testing.T) {
-	if got := Names(); !slices.Equal(got, []string{"anthropic", "bus", "chat", "openai", "script"}) {
+	if got := Names(); !slices.Equal(got, []string{"anthropic", "bus", "chat", "openai", "replay", "script"}) {
 		t.Errorf("models %v", got)
 	}
 }
