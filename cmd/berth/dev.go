@@ -10,8 +10,10 @@ import (
 	"strings"
 
 	"berth/internal/devstack"
+	"berth/internal/looprunner"
 	"berth/internal/program"
 	"berth/internal/telemetry"
+	"berth/internal/thinkers"
 )
 
 type devOptions struct {
@@ -53,8 +55,12 @@ line of its own when it serves. There are no accounts: bind it to loopback only.
 				}
 				o.data = abs
 			}
+			prices, err := modelPrices()
+			if err != nil {
+				return err
+			}
 			return c.withTelemetry(ctx, slog.LevelInfo, func(tel *telemetry.Telemetry) error {
-				return devstack.Run(ctx, devstack.Options{NATSAddr: o.nats, HTTPAddr: o.http, DataDir: o.data, Servers: o.servers, Telemetry: tel},
+				return devstack.Run(ctx, devstack.Options{NATSAddr: o.nats, HTTPAddr: o.http, DataDir: o.data, Servers: o.servers, Prices: prices, Telemetry: tel},
 					func(ctx context.Context, s *devstack.Stack) error {
 						fmt.Fprintf(c.stdout, "NATS      %s\ndemo app  %s\nservers   %s\n", s.NATSURL, s.DemoURL, strings.Join(s.Servers, ", "))
 						fmt.Fprintf(c.stdout, "try       berth run --server %s --script examples/main.json\n          berth servers --server %s\nready\n", s.NATSURL, s.NATSURL)
@@ -63,6 +69,19 @@ line of its own when it serves. There are no accounts: bind it to loopback only.
 					})
 			})
 		}}
+}
+
+// modelPrices reads what the models of a stack inside this process cost.
+func modelPrices() (looprunner.Prices, error) {
+	var cfg thinkers.Config
+	if faults := program.Parse(&cfg); len(faults) > 0 {
+		return nil, &inputError{"the environment is at fault:", faults}
+	}
+	prices, err := cfg.Prices()
+	if err != nil {
+		return nil, &inputError{"the environment is at fault:", []error{err}}
+	}
+	return prices, nil
 }
 
 // checkAddr refuses what is no host:port before anything is started.

@@ -147,6 +147,8 @@ func (o *rerunOptions) start(story *replay.Story) (events.LoopStart, error) {
 	model, err := json.Marshal(o.settings)
 	start := events.LoopStart{LoopID: fmt.Sprintf("rerun-%.40s-%s", story.Started.LoopID, strings.ToLower(id[len(id)-8:])),
 		Goal: was.Goal, Model: model, Limits: was.Limits}
+	none := 0 // a page that settles at another pace is seen more or less often
+	start.Limits.RepeatedScreens = &none
 	box := events.SandboxCreate{}
 	if was.Sandbox != nil {
 		box = *was.Sandbox

@@ -30,6 +30,7 @@ type runOptions struct {
 	script, goal, model string
 	role, tenant        string
 	out                 string
+	limits              string
 	keep                bool
 }
 
@@ -52,6 +53,7 @@ Exit codes: 0 the loop succeeded, 1 it failed (the output says which step and wh
 			c.flags.StringVar(&o.script, "script", "", "the `file` to follow; - is standard input")
 			c.flags.StringVar(&o.goal, "goal", "", "what the model is to reach, as `text`")
 			c.flags.StringVar(&o.model, "model", "", "the model that thinks (`name`): "+strings.Join(thinkers.Names(), ", "))
+			c.flags.StringVar(&o.limits, "limits", "", `with --goal: the loop's limits as `+"`JSON`"+`, such as {"steps":50,"spendUsd":1}; a script has its own`)
 			c.flags.StringVar(&o.role, "role", "", "`role` of the sandbox")
 			c.flags.StringVar(&o.tenant, "tenant", "default", "`tenant` to run for")
 			c.flags.StringVar(&o.out, "out", "out", "`directory` for pictures and journals")
@@ -92,6 +94,8 @@ func (c *call) checkRun(o *runOptions) error {
 	switch {
 	case o.script == "" && o.goal == "":
 		return badUsage("needs --script FILE, or --goal TEXT and --model NAME")
+	case o.script != "" && o.limits != "":
+		return badUsage("--limits goes with --goal; a script's file has a field \"limits\"")
 	case o.script != "" && (o.goal != "" || o.model != "" && o.model != script.Name):
 		return badUsage("--script brings its own goal and is followed exactly; leave out --goal and --model")
 	case o.goal != "" && o.model == "":
@@ -120,12 +124,16 @@ func (c *call) checkRun(o *runOptions) error {
 
 // runInside runs the loop on a stack of its own.
 func (c *call) runInside(ctx context.Context, r *runner) error {
+	prices, err := modelPrices()
+	if err != nil {
+		return err
+	}
 	return c.withTelemetry(ctx, slog.LevelError, func(tel *telemetry.Telemetry) error {
 		r.say("starting NATS, scheduler, worker and loop-runner in this process …")
 		// A signal stops the loop first; the stack ends when the loop has.
 		inside := context.WithoutCancel(ctx)
 		var result error
-		err := devstack.Run(inside, devstack.Options{Telemetry: tel}, func(stack context.Context, s *devstack.Stack) error {
+		err := devstack.Run(inside, devstack.Options{Prices: prices, Telemetry: tel}, func(stack context.Context, s *devstack.Stack) error {
 			cl := &client{nc: s.NC, js: s.JS, log: tel.Log, tracer: tel.Tracer.Tracer("berth/cli"), close: func() {}}
 			both, cancel := context.WithCancelCause(stack)
 			defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()
@@ -171,7 +179,7 @@ type savedFrame struct {
 func (r *runner) load(ctx context.Context) error {
 	if r.o.script == "" {
 		r.file = &scriptFile{Goal: r.o.goal}
-		return nil
+		return r.readLimits()
 	}
 	file, err := readScript(r.o.script, func() (string, error) {
 		serving, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -191,6 +199,23 @@ func (r *runner) load(ctx context.Context) error {
 	})
 	r.file = file
 	return err
+}
+
+// readLimits checks --limits as the loop-runner would.
+func (r *runner) readLimits() error {
+	if r.o.limits == "" {
+		return nil
+	}
+	dec := json.NewDecoder(strings.NewReader(r.o.limits))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&r.file.Limits); err != nil {
+		return badUsage("--limits: %s", strings.TrimPrefix(err.Error(), "json: "))
+	}
+	start := events.LoopStart{Model: json.RawMessage(`{"name":"any"}`), Limits: r.file.Limits}
+	if err := start.Validate(); err != nil {
+		return badUsage("--limits: %v", err)
+	}
+	return nil
 }
 
 func (r *runner) say(format string, args ...any) {

@@ -14,6 +14,20 @@ import (
 // config is the loop-runner's environment.
 type config struct {
 	program.Config
+	Models thinkers.Config
+
+	prices looprunner.Prices
+}
+
+// Validate lists every fault and keeps the prices.
+func (c *config) Validate() []error {
+	faults := c.Config.Validate()
+	prices, err := c.Models.Prices()
+	if err != nil {
+		faults = append(faults, err)
+	}
+	c.prices = prices
+	return faults
 }
 
 func main() { os.Exit(run()) }
@@ -23,10 +37,11 @@ func run() int {
 	return program.Main(program.Service{
 		Name:   "loop-runner",
 		About:  "loop-runner runs observe-think-act loops. Any number may run; a dead one's loops are taken up by another.",
+		Env:    thinkers.EnvironmentHelp,
 		Config: &cfg,
 		Shared: &cfg.Config,
 		Run: func(ctx context.Context, p *program.Process) error {
-			r, err := looprunner.New(looprunner.Options{NC: p.NC, JS: p.JS, Name: p.Name, Models: thinkers.All(), Log: p.Log, Tracer: p.Tracer, Meter: p.Meter})
+			r, err := looprunner.New(looprunner.Options{NC: p.NC, JS: p.JS, Name: p.Name, Models: thinkers.All(), Prices: cfg.prices, Log: p.Log, Tracer: p.Tracer, Meter: p.Meter})
 			if err != nil {
 				return err
 			}

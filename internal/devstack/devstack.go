@@ -44,6 +44,7 @@ type Options struct {
 	HTTPAddr  string // of the demo application; "": any free port of 127.0.0.1
 	DataDir   string // kept; "": a temporary one, removed at the end
 	Servers   int    // Playwright servers; 0: one
+	Prices    looprunner.Prices
 	Telemetry *telemetry.Telemetry
 }
 
@@ -143,7 +144,7 @@ func (s *Stack) start(ctx context.Context, group *errgroup.Group, o Options, srv
 	}{
 		{"scheduler", runScheduler},
 		{"worker", func(ctx context.Context, p *program.Process) error { return runWorker(ctx, p, o, s.Servers) }},
-		{"loop-runner", runLoopRunner},
+		{"loop-runner", func(ctx context.Context, p *program.Process) error { return runLoopRunner(ctx, p, o.Prices) }},
 	} {
 		p, err := connect(role.name)
 		if err != nil {
@@ -173,8 +174,8 @@ func runScheduler(ctx context.Context, p *program.Process) error {
 	return r.Run(ctx)
 }
 
-func runLoopRunner(ctx context.Context, p *program.Process) error {
-	r, err := looprunner.New(looprunner.Options{NC: p.NC, JS: p.JS, Name: p.Name, Models: thinkers.All(), Log: p.Log, Tracer: p.Tracer, Meter: p.Meter})
+func runLoopRunner(ctx context.Context, p *program.Process, prices looprunner.Prices) error {
+	r, err := looprunner.New(looprunner.Options{NC: p.NC, JS: p.JS, Name: p.Name, Models: thinkers.All(), Prices: prices, Log: p.Log, Tracer: p.Tracer, Meter: p.Meter})
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -48,6 +49,12 @@ const (
 	CodeCheckFailed = "checkFailed" // a script's check did not hold
 	CodeModelFailed = "modelFailed" // the model gave no usable answer
 	CodeStopped     = "stopped"     // somebody stopped the loop
+
+	CodeNoPrice        = "noPrice"        // a spend limit for a model whose price is not known
+	CodeRepeatedScreen = "repeatedScreen" // limits.repeatedScreens: turn after turn saw the same
+	CodeRepeatedAction = "repeatedAction" // limits.repeatedActions: turn after turn did the same
+	CodeHostDenied     = "hostDenied"     // limits.allowHosts, limits.denyHosts
+	CodeActionDenied   = "actionDenied"   // limits.allowActions, limits.denyActions
 )
 
 // Outcomes of a loop.
@@ -61,18 +68,38 @@ const (
 const (
 	DefaultLoopSteps   = 200
 	DefaultLoopSeconds = 3600.0
+	DefaultRepScreens  = 20 // of a loop without a script
+	DefaultRepActions  = 30 // likewise
 	MaxLoopSteps       = 10000
 	MaxLoopSeconds     = 5 * 24 * 3600.0 // LOOPS keeps a journal for 7 days
 	MaxLoopStart       = 512 << 10       // bytes of a start's data; with its echo it must fit a 1 MiB message
 	MaxLoopMessage     = 64 << 10        // bytes of a message to a loop
 	MaxLoopGoal        = 64 << 10        // bytes
+	MaxLoopSpend       = 1e6             // US dollars
+
+	maxLoopRules = 1000 // hosts in a list
 )
 
-// LoopLimits bound a loop. Zero means the default; Tokens zero means none.
+// LoopLimits bound a loop. Zero, or nothing, means the default; of Tokens and
+// SpendUSD it means none.
 type LoopLimits struct {
-	Steps   int     `json:"steps,omitempty"`   // acts and observations that the model asks for
-	Seconds float64 `json:"seconds,omitempty"` // from started to the end, pauses included
-	Tokens  int64   `json:"tokens,omitempty"`  // input and output together
+	Steps    int     `json:"steps,omitempty"`    // acts and observations that the model asks for
+	Seconds  float64 `json:"seconds,omitempty"`  // from started to the end, pauses included
+	Tokens   int64   `json:"tokens,omitempty"`   // input and output together
+	SpendUSD float64 `json:"spendUsd,omitempty"` // estimated by the price in LoopStarted
+
+	// How many turns in a row may see the same picture at the same address, and
+	// how many may decide the same actions; 0: any number. The default is
+	// DefaultRepScreens and DefaultRepActions, but for a loop with a script any number.
+	RepeatedScreens *int `json:"repeatedScreens,omitempty"`
+	RepeatedActions *int `json:"repeatedActions,omitempty"`
+
+	// Hosts that the sandbox may, or may not, show; see HostPattern.
+	AllowHosts []HostPattern `json:"allowHosts,omitempty"`
+	DenyHosts  []HostPattern `json:"denyHosts,omitempty"`
+	// Actions that the loop may, or may not, decide.
+	AllowActions []computer.Type `json:"allowActions,omitempty"`
+	DenyActions  []computer.Type `json:"denyActions,omitempty"`
 }
 
 // LoopStart is the data of berth.loop.start.v1.
@@ -112,7 +139,7 @@ func (s *LoopStart) Validate() error {
 	if s.ModelName() == "" {
 		return BadInput(`model: want an object with a "name"`)
 	}
-	if err := s.Limits.validate(); err != nil {
+	if err := s.Limits.validate(len(s.Script) > 0); err != nil {
 		return err
 	}
 	switch {
@@ -140,7 +167,7 @@ func (s *LoopStart) Validate() error {
 	return nil
 }
 
-func (l *LoopLimits) validate() error {
+func (l *LoopLimits) validate(scripted bool) error {
 	if l.Steps == 0 {
 		l.Steps = DefaultLoopSteps
 	}
@@ -155,6 +182,50 @@ func (l *LoopLimits) validate() error {
 	}
 	if l.Tokens < 0 {
 		return BadInput("limits.tokens: %d is negative", l.Tokens)
+	}
+	if math.IsNaN(l.SpendUSD) || l.SpendUSD < 0 || l.SpendUSD > MaxLoopSpend {
+		return BadInput("limits.spendUsd: %v is not in 0 to %v", l.SpendUSD, MaxLoopSpend)
+	}
+	for _, r := range []struct {
+		name string
+		n    **int
+		def  int
+	}{{"repeatedScreens", &l.RepeatedScreens, DefaultRepScreens}, {"repeatedActions", &l.RepeatedActions, DefaultRepActions}} {
+		if *r.n == nil && !scripted {
+			*r.n = &r.def
+		}
+		if n := *r.n; n != nil && (*n < 0 || *n > MaxLoopSteps) {
+			return BadInput("limits.%s: %d is not in 0 to %d", r.name, *n, MaxLoopSteps)
+		}
+	}
+	return l.validateLists()
+}
+
+func (l *LoopLimits) validateLists() error {
+	for _, list := range []struct {
+		name  string
+		hosts []HostPattern
+	}{{"allowHosts", l.AllowHosts}, {"denyHosts", l.DenyHosts}} {
+		if len(list.hosts) > maxLoopRules {
+			return &DataError{CodeTooLarge, fmt.Sprintf("limits.%s: %d hosts, at most %d", list.name, len(list.hosts), maxLoopRules)}
+		}
+		for i, h := range list.hosts {
+			clean, err := h.canonical()
+			if err != nil {
+				return BadInput("limits.%s: %v", list.name, err)
+			}
+			list.hosts[i] = clean
+		}
+	}
+	for _, list := range []struct {
+		name    string
+		actions []computer.Type
+	}{{"allowActions", l.AllowActions}, {"denyActions", l.DenyActions}} {
+		for _, a := range list.actions {
+			if !slices.Contains(computer.Types(), a) {
+				return BadInput("limits.%s: unknown action %q", list.name, clip(string(a)))
+			}
+		}
 	}
 	return nil
 }
@@ -222,6 +293,24 @@ type LoopStarted struct {
 	VMID   string    `json:"vmId"`
 	Given  bool      `json:"given,omitempty"` // the sandbox is the requester's
 	Start  LoopStart `json:"start"`
+	// Price is what the model's tokens cost, as the runner that took the request
+	// in was told; all estimates of the loop go by it. Nil: not known.
+	Price *LoopPrice `json:"price,omitempty"`
+}
+
+// LoopPrice is the price of a model's tokens in US dollars.
+type LoopPrice struct {
+	Model            string  `json:"model"` // {name}/{id}, as operators name it
+	InputPerMillion  float64 `json:"inputPerMillionUsd"`
+	OutputPerMillion float64 `json:"outputPerMillionUsd"`
+}
+
+// Of is what usage costs, as if no input had come from a vendor's cache.
+func (p *LoopPrice) Of(u LoopUsage) float64 {
+	if p == nil {
+		return 0
+	}
+	return (float64(u.InputTokens)*p.InputPerMillion + float64(u.OutputTokens)*p.OutputPerMillion) / 1e6
 }
 
 // LoopSandbox says where the loop's sandbox is.
@@ -336,12 +425,13 @@ type LoopEnding struct {
 // LoopFinished ends a journal.
 type LoopFinished struct {
 	LoopEntry
-	Outcome string    `json:"outcome"` // succeeded, failed, stopped
-	Code    string    `json:"code,omitempty"`
-	Message string    `json:"message,omitempty"`
-	Steps   int       `json:"steps"` // acts
-	Seconds float64   `json:"seconds"`
-	Usage   LoopUsage `json:"usage,omitzero"`
+	Outcome  string    `json:"outcome"` // succeeded, failed, stopped
+	Code     string    `json:"code,omitempty"`
+	Message  string    `json:"message,omitempty"`
+	Steps    int       `json:"steps"` // acts
+	Seconds  float64   `json:"seconds"`
+	Usage    LoopUsage `json:"usage,omitzero"`
+	SpendUSD float64   `json:"spendUsd,omitempty"` // estimated; 0 where no price is known
 }
 
 // LoopRejected is the data of berth.loop.rejected.v1.

@@ -166,6 +166,13 @@ func (l *loop) act(ctx context.Context) error {
 	return err
 }
 
+// deny journals that what was decided is not allowed. Nothing is sent; the
+// model is told, as of any command that was rejected.
+func (l *loop) deny(d *events.LoopDecided, why *computer.Fault) error {
+	return l.j.append(l.held, events.LoopActedName, &events.LoopActed{LoopEntry: events.LoopEntry{Step: d.Step}, Command: l.actID(d.Step, l.j.state.attempt),
+		Attempt: l.j.state.attempt, Outcome: computer.Rejected, Error: why, Timing: events.Timing{FinishedAt: time.Now().UTC()}})
+}
+
 // untaken counts a command that nobody took.
 func (l *loop) untaken() error {
 	if l.ignored++; l.ignored < maxUntaken {

@@ -26,6 +26,11 @@
 //   - A model's answer is journaled before anything is done. The model is asked
 //     at most once more per crash than there are turns, and told the same.
 //   - An unknown outcome goes to the model. It is never tried again blindly.
+//   - What ends a loop by its limits follows from the journal alone: usage, the
+//     price that started has, repeated screens and actions, the hosts shown. So
+//     a successor comes to the same end. A sandbox that shows a host that it may
+//     not is seen no more by the model; an action that is not allowed is never
+//     sent, and its acted says rejected.
 //   - A loop whose owner dies is taken over within 15 s (its lease is 6 s), and
 //     within 1 s of a clean stop, as long as a runner has a slot free.
 //   - A start request ends in started or in one rejected, and makes one loop

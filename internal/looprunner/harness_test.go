@@ -403,6 +403,7 @@ type fleet struct {
 	silent   bool // takes no commands
 	noPics   bool // act results have no observation
 
+	flicker   bool   // no two pictures are the same
 	lateTitle string // every sandbox's title from its fifth observation on
 	colour    color.RGBA
 }
@@ -558,7 +559,7 @@ func (f *fleet) create(ctx context.Context, tenant string, c events.SandboxCreat
 		d = *c.Display
 	}
 	f.mu.Lock()
-	b := &fakeSandbox{vm: c.VMID, tenant: tenant, server: "fake-01", request: id, display: d, titleAt: map[int]string{}, colour: f.colour}
+	b := &fakeSandbox{vm: c.VMID, tenant: tenant, server: "fake-01", request: id, display: d, url: "about:blank", titleAt: map[int]string{}, colour: f.colour}
 	if f.lateTitle != "" {
 		b.titleAt[5] = f.lateTitle
 	}
@@ -727,14 +728,18 @@ func (f *fleet) observe(ctx context.Context, b *fakeSandbox) *computer.Observati
 			title = t
 		}
 	}
-	img := image.NewPaletted(image.Rect(0, 0, 40, 30), color.Palette{b.colour})
+	shade := b.colour
+	if f.flicker {
+		shade.B = uint8(b.observes)
+	}
+	img := image.NewPaletted(image.Rect(0, 0, 40, 30), color.Palette{shade})
 	var buf bytes.Buffer
 	if err := png.Encode(&buf, img); err != nil {
 		f.g.t.Errorf("fleet: %v", err)
 	}
 	object := fmt.Sprintf("%s/%d", b.vm, b.observes)
 	f.put(ctx, object, buf.Bytes())
-	o := &computer.Observation{Screenshot: computer.Picture{Object: object, MediaType: "image/png", Width: 40, Height: 30},
+	o := &computer.Observation{Screenshot: computer.Picture{Object: object, MediaType: "image/png", Width: 40, Height: 30, SHA256: fmt.Sprintf("%x", sha256.Sum256(buf.Bytes()))},
 		URL: b.url, Title: title, Dialogs: b.dialogs, Pages: []computer.Page{{URL: b.url, Active: true}}, TakenAt: time.Now()}
 	b.dialogs = nil
 	return o

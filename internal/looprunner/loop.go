@@ -158,6 +158,8 @@ func (l *loop) next() error {
 		return l.awaitSandbox()
 	case l.results == nil:
 		return l.settle()
+	case strayed(s.obs, &s.started.Start.Limits) != nil:
+		return strayed(s.obs, &s.started.Start.Limits)
 	case s.waits():
 		return l.stand()
 	case s.paused:
@@ -293,6 +295,12 @@ func (l *loop) carryOut(d *events.LoopDecided) error {
 	case d.Step > limits.Steps:
 		return &verdict{events.LoopFailed, events.CodeLimit, fmt.Sprintf("limits.steps: %d are done", limits.Steps)}
 	case len(d.Actions) > 0:
+		if v := l.j.state.repeats(); v != nil {
+			return v
+		}
+		if why := permits(d.Actions, &limits); why != nil {
+			return l.deny(d, why)
+		}
 		return l.act(l.live)
 	case d.Observe:
 		if err := l.sleep(l.live, events.Seconds(d.WaitSeconds)); err != nil {
@@ -307,9 +315,8 @@ func (l *loop) carryOut(d *events.LoopDecided) error {
 // think asks the model and journals its answer.
 func (l *loop) think() error {
 	s := &l.j.state
-	limits := s.started.Start.Limits
-	if limits.Tokens > 0 && s.usage.InputTokens+s.usage.OutputTokens >= limits.Tokens {
-		return &verdict{events.LoopFailed, events.CodeLimit, fmt.Sprintf("limits.tokens: %d are used", limits.Tokens)}
+	if v := s.exhausted(); v != nil {
+		return v
 	}
 	l.openSpan()
 	turn := l.turn()
@@ -381,6 +388,9 @@ func (l *loop) turn() Turn {
 			if err := l.observe(ctx); err != nil {
 				return computer.Observation{}, err
 			}
+			if v := strayed(s.obs, &s.started.Start.Limits); v != nil {
+				return computer.Observation{}, v
+			}
 			return *s.obs, nil
 		},
 	}
@@ -417,7 +427,7 @@ func (l *loop) finish(v *verdict) error {
 	}
 	for !s.finished {
 		err := l.j.append(l.held, events.LoopFinishedName, &events.LoopFinished{Outcome: s.ending.Outcome, Code: s.ending.Code, Message: s.ending.Message,
-			Steps: s.acts, Seconds: time.Since(s.started.At).Seconds(), Usage: s.usage})
+			Steps: s.acts, Seconds: time.Since(s.started.At).Seconds(), Usage: s.usage, SpendUSD: s.spend()})
 		if err != nil && !errors.Is(err, errMoved) {
 			return err
 		}

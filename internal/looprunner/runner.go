@@ -34,6 +34,7 @@ type Options struct {
 	JS       jetstream.JetStream
 	Name     string                  // unique per process
 	Models   map[string]ModelFactory // by the start's model.name
+	Prices   Prices                  // of the models; see Priced
 	MaxLoops int                     // at once; 0: 500
 	Log      *slog.Logger            // nil: none
 	Tracer   trace.Tracer            // nil: none

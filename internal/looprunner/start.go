@@ -20,7 +20,7 @@ var errTaken = &events.DataError{Code: events.CodeLoopIDInUse, Message: "the loo
 // then is the request acknowledged. Redelivered after a crash in between, the
 // same request does the same again, and each part knows that it is done.
 func (r *Runner) start(ctx, hard context.Context, q request) verb {
-	start, err := r.decodeStart(q)
+	start, price, err := r.decodeStart(q)
 	if err != nil {
 		return r.refuse(ctx, q, err)
 	}
@@ -49,7 +49,7 @@ func (r *Runner) start(ctx, hard context.Context, q request) verb {
 		return later(time.Second)
 	}
 	r.hook("leased", l.id)
-	if err := r.begin(ctx, l, q, start); err != nil {
+	if err := r.begin(ctx, l, q, start, price); err != nil {
 		l.letGo(held)
 		var large *tooLargeError
 		if errors.As(err, &large) {
@@ -68,7 +68,7 @@ func (r *Runner) start(ctx, hard context.Context, q request) verb {
 
 // begin requests the sandbox and appends started, over nothing but what is no
 // part of a journal, such as the rejection of an earlier request.
-func (r *Runner) begin(ctx context.Context, l *loop, q request, start events.LoopStart) error {
+func (r *Runner) begin(ctx context.Context, l *loop, q request, start events.LoopStart, price *events.LoopPrice) error {
 	_, tip, err := bus.Last(ctx, r.loopStream, l.j.filter())
 	if err != nil && tip == nil {
 		return err
@@ -79,7 +79,7 @@ func (r *Runner) begin(ctx context.Context, l *loop, q request, start events.Loo
 		}
 		l.j.seq = tip.Sequence
 	}
-	data := &events.LoopStarted{Tenant: q.path.Tenant, VMID: start.VMID, Given: start.VMID != "", Start: start.Redacted()}
+	data := &events.LoopStarted{Tenant: q.path.Tenant, VMID: start.VMID, Given: start.VMID != "", Start: start.Redacted(), Price: price}
 	data.Request = q.id
 	if _, err := l.j.event(events.LoopStartedName, data); err != nil {
 		return err
@@ -103,17 +103,18 @@ func (r *Runner) begin(ctx context.Context, l *loop, q request, start events.Loo
 	return err
 }
 
-// decodeStart checks the whole request, the model's part included.
-func (r *Runner) decodeStart(q request) (events.LoopStart, error) {
+// decodeStart checks the whole request, the model's part included, and finds
+// the price of the model, nil where none is known.
+func (r *Runner) decodeStart(q request) (events.LoopStart, *events.LoopPrice, error) {
 	var start events.LoopStart
 	if n := len(q.event.Data()); n > events.MaxLoopStart {
-		return start, &events.DataError{Code: events.CodeTooLarge, Message: fmt.Sprintf("the data has %d bytes, at most %d", n, events.MaxLoopStart)}
+		return start, nil, &events.DataError{Code: events.CodeTooLarge, Message: fmt.Sprintf("the data has %d bytes, at most %d", n, events.MaxLoopStart)}
 	}
 	if err := q.decode(&start); err != nil {
-		return start, err
+		return start, nil, err
 	}
 	if err := start.Validate(); err != nil {
-		return start, err
+		return start, nil, err
 	}
 	if start.LoopID == "" {
 		start.LoopID = events.DerivedVMID(q.path.Tenant, q.id.Source, q.id.ID)
@@ -125,10 +126,12 @@ func (r *Runner) decodeStart(q request) (events.LoopStart, error) {
 			display = &computer.DefaultDisplay
 		}
 	}
-	if _, err := r.makeModel(q.path.Tenant, start.LoopID, start, display); err != nil {
-		return start, err
+	m, err := r.makeModel(q.path.Tenant, start.LoopID, start, display)
+	if err != nil {
+		return start, nil, err
 	}
-	return start, nil
+	price, err := r.Prices.of(m, start.Limits)
+	return start, price, err
 }
 
 // whose tells whether a loop was started by a given request.

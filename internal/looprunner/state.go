@@ -30,6 +30,11 @@ type state struct {
 	acts      int
 	usage     events.LoopUsage
 
+	screen      string // that the last turn saw
+	sameScreens int    // turns in a row that saw it
+	actions     []computer.Action
+	sameActions int // decisions in a row with these actions
+
 	pending  *events.LoopDecided // decided and not yet carried out
 	attempt  int                 // of the pending act
 	deadline time.Time           // of that attempt
@@ -143,6 +148,7 @@ func (s *state) applyObserved(o computer.Observation) {
 }
 
 func (s *state) applyDecided(d *events.LoopDecided) {
+	s.countRepeats(d)
 	s.carried = d.State
 	s.usage.InputTokens += d.Usage.InputTokens
 	s.usage.OutputTokens += d.Usage.OutputTokens

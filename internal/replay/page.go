@@ -158,6 +158,9 @@ func (b *builder) facts() []pair {
 	if in+out > 0 {
 		facts = append(facts, pair{"tokens", fmt.Sprintf("%d in, %d out", in, out)})
 	}
+	if p := s.Started.Price; p != nil && p.Model != "" {
+		facts = append(facts, pair{"spent, estimated", fmt.Sprintf("$%.4f", p.Of(events.LoopUsage{InputTokens: in, OutputTokens: out}))})
+	}
 	if f := s.Finished; f != nil {
 		facts = append(facts, pair{"steps", fmt.Sprint(f.Steps)}, pair{"took", fmt.Sprintf("%.1f s", f.Seconds)})
 	}

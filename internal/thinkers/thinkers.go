@@ -83,5 +83,29 @@ func From(e Environment) map[string]looprunner.ModelFactory {
 	}
 }
 
+// Config is what operators say of the models beside their credentials. Berth
+// brings no prices of its own: those of vendors change, and differ by contract.
+type Config struct {
+	PricesJSON string `env:"MODEL_PRICES_JSON"` // what tokens cost; see looprunner.Prices
+}
+
+// Prices reads the prices; the error names the variable.
+func (c Config) Prices() (looprunner.Prices, error) {
+	var p looprunner.Prices
+	if strings.TrimSpace(c.PricesJSON) == "" {
+		return p, nil
+	}
+	if err := p.UnmarshalText([]byte(c.PricesJSON)); err != nil {
+		return nil, fmt.Errorf("MODEL_PRICES_JSON: %w", err)
+	}
+	return p, nil
+}
+
+// EnvironmentHelp describes what models read, in a program's usage.
+const EnvironmentHelp = `  ANTHROPIC_API_KEY, ANTHROPIC_BASE_URL, OPENAI_API_KEY, OPENAI_BASE_URL
+  CHAT_BASE_URL, CHAT_API_KEY, CHAT_MODEL  servers of chat completions, comma list; their key; the default model
+  MODEL_PRICES_JSON    {"anthropic/claude-…": {"inputPerMillionUsd": …, "outputPerMillionUsd": …}, …}, for limits.spendUsd
+`
+
 // Names lists the models in alphabetical order.
 func Names() []string { return slices.Sorted(maps.Keys(From(Environment{}))) }

@@ -53,6 +53,9 @@ func New(spec looprunner.Spec) (looprunner.Model, error) {
 	return &model{s}, nil
 }
 
+// PricedAs says that a script costs nothing.
+func (*model) PricedAs() string { return "" }
+
 // Think evaluates the checks up to the next action and decides on that.
 func (m *model) Think(ctx context.Context, in looprunner.Turn) (looprunner.Decision, error) {
 	var p position

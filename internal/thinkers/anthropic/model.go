@@ -31,6 +31,7 @@ When the goal is reached, and you have seen that it is, answer with a short summ
 // model is one loop's. Between turns it holds nothing but prepared pictures.
 type model struct {
 	settings settings
+	limits   events.LoopLimits
 	profile  profile
 	env      Environment
 	client   sdk.Client
@@ -86,8 +87,11 @@ func tooLong(msg sdk.BetaMessage, err error) bool {
 	return err == nil && msg.StopReason == sdk.BetaStopReasonModelContextWindowExceeded
 }
 
+// PricedAs is what the model's tokens are priced by.
+func (m *model) PricedAs() string { return Name + "/" + m.settings.Model }
+
 func (m *model) rules(in looprunner.Turn) toolcall.Rules {
-	return toolcall.Rules{Display: in.Display, Capabilities: in.Capabilities, Allow: m.settings.Allow, Deny: m.settings.Deny}
+	return toolcall.Rules{Display: in.Display, Capabilities: in.Capabilities, Allow: m.settings.Allow, Deny: m.settings.Deny, Limits: m.limits}
 }
 
 // params is the request but for its messages, the same in every turn.

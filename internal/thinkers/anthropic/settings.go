@@ -105,7 +105,7 @@ func New(env Environment) looprunner.ModelFactory {
 		if env.HTTP != nil {
 			opts = append(opts, option.WithHTTPClient(env.HTTP))
 		}
-		return &model{settings: s, profile: p, env: env, client: sdk.NewClient(opts...),
+		return &model{settings: s, limits: spec.Limits, profile: p, env: env, client: sdk.NewClient(opts...),
 			gallery: screen.NewGallery(p.limits, vendors.MaxPictures+4)}, nil
 	}
 }

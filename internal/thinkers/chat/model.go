@@ -34,6 +34,7 @@ var grids = map[string]string{Pixels: "pixels of the screenshot", Normalized: "t
 // model is one loop's. Between turns it holds nothing but prepared pictures.
 type model struct {
 	settings settings
+	limits   events.LoopLimits
 	env      Environment
 	service  sdk.ChatCompletionService
 	gallery  *screen.Gallery
@@ -75,6 +76,9 @@ func (m *model) Think(ctx context.Context, in looprunner.Turn) (looprunner.Decis
 		if err != nil {
 			return looprunner.Decision{}, vendors.Final(err)
 		}
+		if err := vendors.Counted(m.limits, a.usage); err != nil {
+			return looprunner.Decision{}, err
+		}
 		d, rec := m.decide(in, recs, a, view)
 		rec.Told, d.Usage = told, a.usage
 		if d.Reply, err = json.Marshal(rec); err == nil && state != (vendors.State{}) {
@@ -112,8 +116,11 @@ func (m *model) functions(in looprunner.Turn) []toolcall.Function {
 	return toolcall.All(m.rules(in), grids[m.settings.Coordinates])
 }
 
+// PricedAs is what the model's tokens are priced by.
+func (m *model) PricedAs() string { return Name + "/" + m.settings.Model }
+
 func (m *model) rules(in looprunner.Turn) toolcall.Rules {
-	return toolcall.Rules{Display: in.Display, Capabilities: in.Capabilities, Allow: m.settings.Allow, Deny: m.settings.Deny}
+	return toolcall.Rules{Display: in.Display, Capabilities: in.Capabilities, Allow: m.settings.Allow, Deny: m.settings.Deny, Limits: m.limits}
 }
 
 // ask streams one answer to its end.

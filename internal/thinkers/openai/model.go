@@ -33,6 +33,7 @@ When the goal is reached, and you have seen that it is, answer with a short summ
 // model is one loop's. Between turns it holds nothing but prepared pictures.
 type model struct {
 	settings settings
+	limits   events.LoopLimits
 	env      Environment
 	service  responses.ResponseService
 	gallery  *screen.Gallery
@@ -121,8 +122,11 @@ func resume(in looprunner.Turn, held record) (looprunner.Decision, error) {
 	return d, err
 }
 
+// PricedAs is what the model's tokens are priced by.
+func (m *model) PricedAs() string { return Name + "/" + m.settings.Model }
+
 func (m *model) rules(in looprunner.Turn) toolcall.Rules {
-	return toolcall.Rules{Display: in.Display, Capabilities: in.Capabilities, Allow: m.settings.Allow, Deny: m.settings.Deny}
+	return toolcall.Rules{Display: in.Display, Capabilities: in.Capabilities, Allow: m.settings.Allow, Deny: m.settings.Deny, Limits: m.limits}
 }
 
 // params is the request but for its input, the same in every turn.

@@ -104,7 +104,7 @@ func New(env Environment) looprunner.ModelFactory {
 		if env.Pauses == (vendors.Pauses{}) {
 			env.Pauses = vendors.DefaultPauses
 		}
-		return &model{settings: s, env: env, service: responses.NewResponseService(Options(env.BaseURL, env.APIKey, env.HTTP, *s.Retries)...),
+		return &model{settings: s, limits: spec.Limits, env: env, service: responses.NewResponseService(Options(env.BaseURL, env.APIKey, env.HTTP, *s.Retries)...),
 			gallery: screen.NewGallery(screen.Limits{Edge: s.ImageEdge, Bytes: maxImage}, vendors.MaxPictures+4)}, nil
 	}
 }

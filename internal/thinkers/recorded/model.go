@@ -140,6 +140,9 @@ func read(js jetstream.JetStream, tenant, loop string) ([]looprunner.Entry, erro
 	}
 }
 
+// PricedAs says that a record costs nothing.
+func (*model) PricedAs() string { return "" }
+
 // Think compares what has come of the decisions so far, and makes the next.
 func (m *model) Think(ctx context.Context, in looprunner.Turn) (looprunner.Decision, error) {
 	n, turns := len(in.History), m.story.Turns

@@ -83,14 +83,18 @@ func New(spec looprunner.Spec) (looprunner.Model, error) {
 	if spec.NC == nil {
 		return nil, &events.DataError{Code: events.CodeInternal, Message: "this process has no connection for its models"}
 	}
-	return &model{settings: s, nc: spec.NC}, nil
+	return &model{settings: s, limits: spec.Limits, nc: spec.NC}, nil
 }
 
 // model asks one thinker for one loop. It keeps nothing between turns.
 type model struct {
 	settings settings
+	limits   events.LoopLimits
 	nc       *nats.Conn
 }
+
+// PricedAs is what the tokens that the service reports are priced by.
+func (m *model) PricedAs() string { return Name + "/" + m.settings.Thinker }
 
 // Think sends the turn and reads the reply.
 func (m *model) Think(ctx context.Context, in looprunner.Turn) (looprunner.Decision, error) {
@@ -108,6 +112,9 @@ func (m *model) Think(ctx context.Context, in looprunner.Turn) (looprunner.Decis
 	r, err := decode(answer)
 	if err != nil {
 		return looprunner.Decision{}, m.bad(err)
+	}
+	if err := vendors.Counted(m.limits, r.Usage); err != nil {
+		return looprunner.Decision{}, err
 	}
 	d := looprunner.Decision{Label: r.Label, Observe: r.Observe, Wait: events.Seconds(r.WaitSeconds), NeedsInput: r.NeedsInput, Done: r.Done, Failed: r.Failed, State: r.State, Usage: r.Usage}
 	if !r.Observe && r.NeedsInput == "" && !r.Done && r.Failed == nil {

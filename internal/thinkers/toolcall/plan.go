@@ -55,6 +55,7 @@ type Rules struct {
 	Display      computer.Display
 	Capabilities []string
 	Allow, Deny  []computer.Type
+	Limits       events.LoopLimits // of the loop: its lists of actions hold too
 }
 
 // offByDefault need Allow.
@@ -68,7 +69,7 @@ func (r Rules) May(t computer.Type) error {
 		return &computer.InvalidError{Code: events.CodeUnsupported, Index: -1, Message: fmt.Sprintf(format, args...)}
 	}
 	switch {
-	case slices.Contains(r.Deny, t):
+	case slices.Contains(r.Deny, t), slices.Contains(r.Limits.DenyActions, t), len(r.Limits.AllowActions) > 0 && !slices.Contains(r.Limits.AllowActions, t):
 		return unsupported("the action %s is not allowed in this loop", t)
 	case slices.Contains(offByDefault, t) && !slices.Contains(r.Allow, t):
 		return unsupported("the action %s is off; the loop's model.allow must name it", t)

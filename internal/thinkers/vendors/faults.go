@@ -21,6 +21,7 @@ const (
 	CodeUnavailable    = "modelUnavailable"
 	CodeRefused        = "modelRefused"   // the model or its vendor's policy declines
 	CodeRejected       = "modelRejected"  // the vendor calls the request invalid
+	CodeNoUsage        = "noUsage"        // a limit counts tokens, and the answer does not say them
 	CodeMalformed      = "modelMalformed" // no usable answer several times in a row
 	CodeContextTooLong = "contextTooLong"
 )
@@ -148,4 +149,13 @@ func clip(s string, limit int) string {
 		return strings.ToValidUTF8(s[:limit], "") + "…"
 	}
 	return s
+}
+
+// Counted returns a *computer.Fault where an answer says nothing of its tokens
+// and a limit of the loop counts them: such a limit would hold nothing.
+func Counted(limits events.LoopLimits, u events.LoopUsage) error {
+	if u != (events.LoopUsage{}) || limits.Tokens == 0 && limits.SpendUSD == 0 {
+		return nil
+	}
+	return &computer.Fault{Code: CodeNoUsage, Message: "limits.tokens or limits.spendUsd is set, and the answer says nothing of its tokens; have the service report its usage, or leave the limit out"}
 }
