@@ -7,42 +7,48 @@ import (
 )
 
 // Fleet is the servers that decisions are made on. Those that could take
-// another sandbox (up, open and not full) are indexed by role, so that a
-// decision costs as much as there are of these, however large the fleet. It is
-// not safe for concurrent use.
+// another sandbox (up, open and not full) are indexed by role and in the order
+// of preference, so that a decision looks at the best first and stops at the
+// first that fits, however large the fleet. It is not safe for concurrent use.
 type Fleet struct {
 	servers map[string]*entry
-	open    map[string][]*entry // by role, in no order
+	open    map[string]*index // by role
 }
 
 type entry struct {
 	Server
-	at []int // position in open[Roles[i]]; nil: not open
+	hash uint64  // of its id
+	at   []place // in the index of each role; nil: not open
 }
 
 // NewFleet returns an empty fleet.
 func NewFleet() *Fleet {
-	return &Fleet{servers: map[string]*entry{}, open: map[string][]*entry{}}
+	return &Fleet{servers: map[string]*entry{}, open: map[string]*index{}}
 }
 
-// Put adds a server or replaces what is known of it.
+// Put adds a server or replaces what is known of it. It costs as much as there
+// are different shares of capacity in use among servers of its priority.
 func (f *Fleet) Put(s Server) {
 	e := f.servers[s.ID]
 	if e == nil {
-		e = &entry{}
+		e = &entry{hash: hashOf(s.ID)}
 		f.servers[s.ID] = e
 	}
 	s.Roles = distinct(s.Roles)
 	open := s.Health != Down && s.Closed == "" && s.Used < s.Max
-	if e.at != nil && (!open || !slices.Equal(e.Roles, s.Roles)) {
+	if e.at != nil && (!open || s.Health != e.Health || s.Priority != e.Priority || share(&s) != share(&e.Server) || !slices.Equal(e.Roles, s.Roles)) {
 		f.close(e)
 	}
 	e.Server = s
 	if open && e.at == nil {
-		e.at = make([]int, len(s.Roles))
+		e.at = make([]place, len(s.Roles))
 		for i, role := range s.Roles {
-			e.at[i] = len(f.open[role])
-			f.open[role] = append(f.open[role], e)
+			x := f.open[role]
+			if x == nil {
+				x = &index{}
+				f.open[role] = x
+			}
+			x.add(e, i)
 		}
 	}
 }
@@ -59,15 +65,10 @@ func distinct(roles []string) []string {
 	return roles
 }
 
-// close takes a server out of the index; the last of each list fills its place.
+// close takes a server out of the index.
 func (f *Fleet) close(e *entry) {
 	for i, role := range e.Roles {
-		list := f.open[role]
-		last := list[len(list)-1]
-		list[e.at[i]] = last
-		last.at[slices.Index(last.Roles, role)] = e.at[i]
-		list[len(list)-1] = nil
-		f.open[role] = list[:len(list)-1]
+		f.open[role].remove(e, i)
 	}
 	e.at = nil
 }
@@ -104,67 +105,33 @@ type Decision struct {
 }
 
 // Decide picks the best server for r. It looks only at open servers that have
-// the role; the counts of the rest are worked out only where nothing fits.
+// the role, the best first; the counts of the rest are worked out only where
+// nothing fits. With affinities it looks at all of one health and priority.
 func (f *Fleet) Decide(r *Request) Decision {
-	var best *Server
-	var bestAffinity, fitting int
-	for _, e := range f.open[r.Role] {
-		s := &e.Server
-		if Fits(s, r) != Fit {
-			continue
-		}
-		fitting++
-		affinity := 0
-		for i := range r.Affinities {
-			if r.Affinities[i].holds(s) {
-				affinity += r.Affinities[i].Weight
-			}
-		}
-		if best == nil || better(s, affinity, best, bestAffinity, r.VM) {
-			best, bestAffinity = s, affinity
+	x := f.open[r.Role]
+	if x == nil {
+		return f.refuse(r)
+	}
+	search := search{request: r, vm: hashOf(r.VM)}
+	for _, g := range x.groups {
+		if search.group(g) {
+			break
 		}
 	}
+	best := search.best
 	if best == nil {
 		return f.refuse(r)
 	}
-	why := fmt.Sprintf("%s, best of %d that fit of %d: priority %d, affinity %d, %d/%d used",
-		best.ID, fitting, len(f.servers), best.Priority, bestAffinity, best.Used, best.Max)
+	var why strings.Builder
+	fmt.Fprintf(&why, "%s, best of %d open with role %q, of %d: priority %d, affinity %d, %d/%d used",
+		best.ID, x.n, r.Role, len(f.servers), best.Priority, search.affinity, best.Used, best.Max)
 	if best.Health == Degraded {
-		why += ", degraded (no healthy server fits)"
+		why.WriteString(", degraded (no healthy server fits)")
 	}
-	return Decision{Server: best.ID, Explanation: why}
-}
-
-// better reports whether a is to be preferred to b.
-func better(a *Server, affinityA int, b *Server, affinityB int, vm string) bool {
-	if a.Health != b.Health {
-		return a.Health < b.Health
+	if len(search.passed) > 0 {
+		why.WriteString("; passed over " + describe(search.passed, r))
 	}
-	if a.Priority != b.Priority {
-		return a.Priority > b.Priority
-	}
-	if affinityA != affinityB {
-		return affinityA > affinityB
-	}
-	// Shares of capacity, compared without division; Max is at most 1,000.
-	if shareA, shareB := a.Used*b.Max, b.Used*a.Max; shareA != shareB {
-		return shareA < shareB
-	}
-	return tieBreak(vm, a.ID) < tieBreak(vm, b.ID)
-}
-
-// tieBreak is the 64-bit FNV-1a hash of (vm, server).
-func tieBreak(vm, server string) uint64 {
-	const offset, prime = 14695981039346656037, 1099511628211
-	h := uint64(offset)
-	for i := range len(vm) {
-		h = (h ^ uint64(vm[i])) * prime
-	}
-	h *= prime // a NUL between the two
-	for i := range len(server) {
-		h = (h ^ uint64(server[i])) * prime
-	}
-	return h
+	return Decision{Server: best.ID, Explanation: why.String()}
 }
 
 // refuse counts the servers per filter.
@@ -177,12 +144,17 @@ func (f *Fleet) refuse(r *Request) Decision {
 		d.Explanation = "0/0 servers fit: no server is registered"
 		return d
 	}
+	d.Explanation = fmt.Sprintf("0/%d servers fit: %s", len(f.servers), describe(d.Reasons, r))
+	return d
+}
+
+// describe words the counts per filter for people.
+func describe(counts map[string]int, r *Request) string {
 	var parts []string
 	for _, filter := range []Filter{FilterDown, FilterClosed, FilterFull, FilterDegraded, FilterAvoided, FilterRole, FilterCapability, FilterConstraint, FilterIsolation} {
-		if n := d.Reasons[string(filter)]; n > 0 {
+		if n := counts[string(filter)]; n > 0 {
 			parts = append(parts, filter.describe(n, r))
 		}
 	}
-	d.Explanation = fmt.Sprintf("0/%d servers fit: %s", len(f.servers), strings.Join(parts, ", "))
-	return d
+	return strings.Join(parts, ", ")
 }

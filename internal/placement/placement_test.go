@@ -3,6 +3,7 @@ package placement
 import (
 	"flag"
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"strings"
 	"testing"
@@ -115,7 +116,7 @@ func TestExplanations(t *testing.T) {
 		t.Errorf("%q %v, want %q", d.Explanation, d.Reasons, want)
 	}
 	d = f.Decide(&Request{VM: "v", Role: "git"})
-	if d.Server != "a-04" || !strings.HasPrefix(d.Explanation, "a-04, best of 1 that fit of 4: priority 0, affinity 0, 0/10 used") {
+	if d.Server != "a-04" || !strings.HasPrefix(d.Explanation, "a-04, best of 1 open with role \"git\", of 4: priority 0, affinity 0, 0/10 used") {
 		t.Errorf("%+v", d)
 	}
 }
@@ -177,7 +178,7 @@ func oracle(servers []Server, r Request) string {
 				affinity += a.Weight
 			}
 		}
-		fit = append(fit, ranked{s.ID, []float64{float64(s.Health), -float64(s.Priority), -float64(affinity), float64(s.Used) / float64(s.Max)}, tieBreak(r.VM, s.ID)})
+		fit = append(fit, ranked{s.ID, []float64{float64(s.Health), -float64(s.Priority), -float64(affinity), float64(s.Used) / float64(s.Max)}, tieOf(r.VM, s.ID)})
 	}
 	if len(fit) == 0 {
 		return ""
@@ -347,4 +348,20 @@ func TestRejectionDoesNotAllocate(t *testing.T) {
 	if n := testing.AllocsPerRun(1000, func() { Fits(&s, &r) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
+}
+
+// tieOf is what splits equal scores, written once more: FNV-1a of both ids by
+// the standard library, mixed as SplitMix64 does.
+func tieOf(vm, server string) uint64 {
+	mixed := uint64(0)
+	for _, id := range []string{vm, server} {
+		h := fnv.New64a()
+		h.Write([]byte(id)) // never fails, as hash.Hash says
+		mixed ^= h.Sum64()
+	}
+	mixed ^= mixed >> 30
+	mixed *= 0xbf58476d1ce4e5b9
+	mixed ^= mixed >> 27
+	mixed *= 0x94d049bb133111eb
+	return mixed ^ mixed>>31
 }
