@@ -2,7 +2,6 @@ package scheduler
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -154,23 +153,15 @@ func (t *term) untilKillAgain(vm string) time.Duration {
 // free gives a sandbox's slot back. It is idempotent, and another placement of
 // the same vm on that server keeps its slot.
 func (t *term) free(ctx context.Context, server, vm string, fence uint64) error {
-	unlock, err := t.reserving.lock(ctx, server)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	rec, rev, err := kv.Update(ctx, t.placements, kv.ServerKey(server), func(s *kv.Server, rev uint64) error {
+	err := t.edit(ctx, server, func(s *kv.Server, rev uint64) error {
 		if a, held := s.Allocs[vm]; rev == 0 || !held || a.Fence != fence {
 			return kv.ErrUnchanged
 		}
 		delete(s.Allocs, vm)
 		return nil
 	})
-	if err != nil && !errors.Is(err, kv.ErrNotFound) {
+	if err != nil {
 		return fmt.Errorf("free %s on %s: %w", vm, server, err)
-	}
-	if rev != 0 {
-		t.applyServer(rec, rev)
 	}
 	return nil
 }

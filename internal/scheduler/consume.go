@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"berth/internal/bus"
+	"berth/internal/events"
 )
 
 // inFlight bounds the messages of one consumer that are handled at once.
@@ -24,15 +25,23 @@ type drop struct{ reason string }
 
 func (d *drop) Error() string { return d.reason }
 
+// delivery is one message of a consumer, decoded.
+type delivery struct {
+	jetstream.Msg
+	meta  *jetstream.MsgMetadata
+	event events.Event
+	err   error // it is no CloudEvent
+}
+
 // handler handles one message: nil once its effect is durable; a *drop puts it
 // aside; any other error has it tried again.
-type handler func(ctx context.Context, msg jetstream.Msg) error
+type handler func(ctx context.Context, d delivery) error
 
 // consume handles the messages of a shared durable until ctx ends. Messages
 // about one thing (lane names it) are handled one at a time in stream order,
 // others in parallel. A term begins with what the one before has not
 // acknowledged, in order (nats-server#6114).
-func (t *term) consume(ctx context.Context, stream string, lane func(jetstream.Msg) string, handle handler) error {
+func (t *term) consume(ctx context.Context, stream string, lane func(delivery) string, handle handler) error {
 	for attempt := 0; ; attempt++ {
 		err := t.consumeOnce(ctx, stream, lane, handle)
 		if ctx.Err() != nil {
@@ -45,7 +54,7 @@ func (t *term) consume(ctx context.Context, stream string, lane func(jetstream.M
 	}
 }
 
-func (t *term) consumeOnce(ctx context.Context, stream string, lane func(jetstream.Msg) string, handle handler) error {
+func (t *term) consumeOnce(ctx context.Context, stream string, lane func(delivery) string, handle handler) error {
 	consumer, err := t.js.Consumer(ctx, stream, bus.SchedulerConsumer)
 	if err != nil {
 		return fmt.Errorf("consumer %s of %s: %w", bus.SchedulerConsumer, stream, err)
@@ -54,7 +63,7 @@ func (t *term) consumeOnce(ctx context.Context, stream string, lane func(jetstre
 		return fmt.Errorf("reset consumer %s of %s: %w", bus.SchedulerConsumer, stream, err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	lanes := newLanes(func(msg jetstream.Msg) { t.settle(ctx, stream, msg, handle) })
+	lanes := newLanes(ctx, func(d delivery) { t.settle(ctx, stream, d, handle) })
 	defer lanes.close()
 	defer cancel()
 	gone := make(chan error, 1)
@@ -64,7 +73,9 @@ func (t *term) consumeOnce(ctx context.Context, stream string, lane func(jetstre
 			t.log.Error("message without metadata", "subject", msg.Subject(), "err", err)
 			return
 		}
-		lanes.put(lane(msg), meta.Sequence.Stream, msg)
+		d := delivery{Msg: msg, meta: meta}
+		d.event, d.err = events.Decode(msg.Headers(), msg.Data())
+		lanes.put(lane(d), d)
 	}, jetstream.PullMaxMessages(4*inFlight), jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
 		if errors.Is(err, jetstream.ErrConsumerDeleted) || errors.Is(err, jetstream.ErrConsumerNotFound) {
 			select {
@@ -90,83 +101,84 @@ func (t *term) consumeOnce(ctx context.Context, stream string, lane func(jetstre
 // lanes run messages one at a time per key, in the order put, at most inFlight
 // at once.
 type lanes struct {
-	run   func(jetstream.Msg)
-	slots chan struct{}
+	run  func(delivery)
+	keys *workqueue // that have a message waiting
+	stop context.CancelFunc
+	wg   sync.WaitGroup
 
 	mu     sync.Mutex
-	queues map[string][]queued // a key's goroutine lives while it is here
-	held   map[uint64]bool     // delivered again while it waits or runs: ignored
-	closed bool
-	wg     sync.WaitGroup
+	queues map[string][]delivery
+	held   map[uint64]bool // delivered again while it waits or runs: ignored
 }
 
-type queued struct {
-	seq uint64
-	msg jetstream.Msg
+func newLanes(ctx context.Context, run func(delivery)) *lanes {
+	ctx, stop := context.WithCancel(ctx)
+	l := &lanes{run: run, keys: newWorkqueue(), stop: stop, queues: map[string][]delivery{}, held: map[uint64]bool{}}
+	for range inFlight {
+		l.wg.Go(func() { l.work(ctx) })
+	}
+	return l
 }
 
-func newLanes(run func(jetstream.Msg)) *lanes {
-	return &lanes{run: run, slots: make(chan struct{}, inFlight), queues: map[string][]queued{}, held: map[uint64]bool{}}
-}
-
-func (l *lanes) put(key string, seq uint64, msg jetstream.Msg) {
+func (l *lanes) put(key string, d delivery) {
+	seq := d.meta.Sequence.Stream
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed || l.held[seq] {
-		return
+	again := l.held[seq]
+	if !again {
+		l.held[seq] = true
+		l.queues[key] = append(l.queues[key], d)
 	}
-	l.held[seq] = true
-	queue, running := l.queues[key]
-	l.queues[key] = append(queue, queued{seq, msg})
-	if !running {
-		l.wg.Go(func() { l.work(key) })
+	l.mu.Unlock()
+	if !again {
+		l.keys.add(key)
 	}
 }
 
-func (l *lanes) work(key string) {
+func (l *lanes) work(ctx context.Context) {
 	for {
-		l.mu.Lock()
-		queue := l.queues[key]
-		if len(queue) == 0 || l.closed {
-			delete(l.queues, key)
-			l.mu.Unlock()
+		key, ok := l.keys.take(ctx)
+		if !ok {
 			return
 		}
-		next := queue[0]
-		l.queues[key] = queue[1:]
-		l.mu.Unlock()
-		l.slots <- struct{}{}
-		l.run(next.msg)
-		<-l.slots
 		l.mu.Lock()
-		delete(l.held, next.seq)
+		next := l.queues[key][0]
 		l.mu.Unlock()
+		l.run(next)
+		l.mu.Lock()
+		delete(l.held, next.meta.Sequence.Stream)
+		rest := l.queues[key][1:]
+		if l.queues[key] = rest; len(rest) == 0 {
+			delete(l.queues, key)
+		}
+		l.mu.Unlock()
+		if len(rest) > 0 {
+			l.keys.add(key)
+		}
+		l.keys.done(key)
 	}
 }
 
 // close returns when nothing runs; what waits is left to be delivered again.
 func (l *lanes) close() {
-	l.mu.Lock()
-	l.closed = true
-	l.mu.Unlock()
+	l.stop()
 	l.wg.Wait()
 }
 
 // guarded turns a panic over one message into that message's dead letter.
-func (t *term) guarded(ctx context.Context, msg jetstream.Msg, handle handler) (err error) {
+func (t *term) guarded(ctx context.Context, d delivery, handle handler) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			t.log.Error("panic over a message", "subject", msg.Subject(), "panic", p, "stack", string(debug.Stack()))
+			t.log.Error("panic over a message", "subject", d.Subject(), "panic", p, "stack", string(debug.Stack()))
 			err = &drop{fmt.Sprintf("panic: %v", p)}
 		}
 	}()
-	return handle(ctx, msg)
+	return handle(ctx, d)
 }
 
 // settle handles one message to its end: acknowledged, or put aside; or left,
 // when the term ends, to be delivered again. It is tried again in its place, so
 // that what follows it in its lane does not pass it.
-func (t *term) settle(ctx context.Context, stream string, msg jetstream.Msg, handle handler) {
+func (t *term) settle(ctx context.Context, stream string, msg delivery, handle handler) {
 	var err error
 	for attempt := range giveUpAfter {
 		if err = t.guarded(ctx, msg, handle); err == nil {
@@ -192,7 +204,7 @@ func (t *term) settle(ctx context.Context, stream string, msg jetstream.Msg, han
 	}
 	t.log.Warn("message put aside as a dead letter", "subject", msg.Subject(), "reason", err)
 	for attempt := 0; ctx.Err() == nil; attempt++ {
-		stored := bus.PublishDeadLetter(ctx, t.js, stream, bus.SchedulerConsumer, msg, err.Error())
+		stored := bus.PublishDeadLetter(ctx, t.js, stream, bus.SchedulerConsumer, msg.Msg, err.Error())
 		if stored == nil {
 			stored = msg.Ack()
 		}

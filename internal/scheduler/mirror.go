@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"runtime"
 	"strings"
 	"sync"
@@ -31,6 +32,7 @@ type vmState struct {
 	committing  bool      // a reservation is being written
 	refused     int       // commits in a row that did not succeed
 	createSent  uint64    // fence of the create command that this term has published
+	answered    bool      // a claim or a result of a create has come, for the present fence or an earlier one
 	killSent    int       // attempt of the kill command that this term has published
 	killSentAt  time.Time // when
 	killAgainAt time.Time // not before
@@ -43,6 +45,7 @@ type vmState struct {
 type serverState struct {
 	rec        kv.Server
 	rev        uint64
+	base       placement.Server // of rec
 	beat       kv.Heartbeat
 	health     monitor
 	assumed    map[string]kv.Alloc // decided, not yet written
@@ -56,7 +59,8 @@ type serverState struct {
 
 // snapshot is the server as placement sees it.
 func (s *serverState) snapshot(creating int, now time.Time) placement.Server {
-	p := snapshotOf(s.rec, &s.health, now)
+	p := s.base
+	judge(&p, &s.health, now)
 	p.Creating = creating
 	for vm, a := range s.assumed {
 		if _, written := s.rec.Allocs[vm]; !written {
@@ -67,13 +71,33 @@ func (s *serverState) snapshot(creating int, now time.Time) placement.Server {
 	return p
 }
 
-// snapshotOf turns a record into what placement.Fits judges; the plan and the
-// commit both use it.
-func snapshotOf(rec kv.Server, health *monitor, now time.Time) placement.Server {
+// snapshotOf turns a record, but for the slot of one sandbox, into what
+// placement.Fits judges; the plan and the commit both use it.
+func snapshotOf(rec *kv.Server, except string, health *monitor, now time.Time) placement.Server {
+	p := baseOf(rec, except)
+	judge(&p, health, now)
+	return p
+}
+
+// baseOf is what the record alone says.
+func baseOf(rec *kv.Server, except string) placement.Server {
 	p := placement.Server{
 		ID: rec.ID, Roles: rec.Config.Roles, Priority: rec.Config.Priority, Max: rec.Config.MaxContainers,
 		Isolation: placement.Isolation(rec.Config.Isolation), Attributes: rec.Config.Attributes, Capabilities: rec.Config.Capabilities,
 	}
+	if rec.Admin != kv.Active {
+		p.Closed = string(rec.Admin)
+	}
+	for vm, a := range rec.Allocs {
+		if vm != except {
+			p.Occupy(a.Role, a.Tenant)
+		}
+	}
+	return p
+}
+
+// judge adds what the server's health allows.
+func judge(p *placement.Server, health *monitor, now time.Time) {
 	switch health.state {
 	case kv.Healthy:
 		p.Health = placement.Healthy
@@ -82,14 +106,7 @@ func snapshotOf(rec kv.Server, health *monitor, now time.Time) placement.Server 
 	default:
 		p.Health = placement.Down
 	}
-	if rec.Admin != kv.Active {
-		p.Closed = string(rec.Admin)
-	}
-	for _, a := range rec.Allocs {
-		p.Occupy(a.Role, a.Tenant)
-	}
 	p.Max = health.room(now, p.Used, p.Max)
-	return p
 }
 
 // applyVM takes a newer record into the mirror and has step look at it.
@@ -111,7 +128,7 @@ func (t *term) applyVM(rec kv.Placement, rev uint64) {
 		t.newest = max(t.newest, rev)
 	}
 	if v.rec.Fence != rec.Fence {
-		v.gone, v.killSent, v.killAgainAt = nil, 0, time.Time{}
+		v.gone, v.answered, v.killSent, v.killAgainAt = nil, false, 0, time.Time{}
 	}
 	t.countCreating(v.rec, -1)
 	t.countCreating(rec, +1)
@@ -158,6 +175,16 @@ func (t *term) one(s string) string {
 	}
 	t.strings[s] = s
 	return s
+}
+
+// each is one of every string; equal strings that are the same compare fast,
+// and a decision compares with those of every server.
+func (t *term) each(list []string) []string {
+	same := make([]string, len(list))
+	for i, s := range list {
+		same[i] = t.one(s)
+	}
+	return same
 }
 
 // whole returns a record with everything that the mirror has left out.
@@ -227,11 +254,28 @@ func (t *term) applyServer(rec kv.Server, rev uint64) {
 		t.mu.Unlock()
 		return
 	}
-	s.rec, s.rev = rec, rev
-	t.fleet.Put(s.snapshot(t.creating[s.rec.ID], time.Now()))
+	onlyAllocs := s.rev != 0 && sameButAllocs(&s.rec, &rec)
+	if onlyAllocs {
+		rec.Config = s.rec.Config
+	} else {
+		rec.Config.Roles, rec.Config.Capabilities = t.each(rec.Config.Roles), t.each(rec.Config.Capabilities)
+	}
+	s.rec, s.rev, s.base = rec, rev, baseOf(&rec, "")
+	t.refresh(rec.ID)
+	s.viewDue = true
+	calm := onlyAllocs && rec.Admin == kv.Active && time.Since(s.viewAt) < t.viewAtMost() // the clock has it tended
 	t.mu.Unlock()
 	t.wake()
-	t.tending.add(rec.ID)
+	if !calm {
+		t.tending.add(rec.ID)
+	}
+}
+
+// sameButAllocs reports whether two states of a server's record differ in
+// nothing but what the server holds.
+func sameButAllocs(a, b *kv.Server) bool {
+	return a.Admin == b.Admin && a.Epoch == b.Epoch && a.Worker == b.Worker && a.Drained == b.Drained && a.DrainID == b.DrainID &&
+		(a.DrainDeadline == nil) == (b.DrainDeadline == nil) && reflect.DeepEqual(a.Config, b.Config)
 }
 
 func (t *term) forgetServer(id string) {
@@ -252,6 +296,9 @@ func (t *term) refresh(id string) {
 // onPlacement is the watch of PLACEMENTS.
 func (t *term) onPlacement(e jetstream.KeyValueEntry) {
 	key, gone := e.Key(), e.Operation() != jetstream.KeyValuePut
+	if !gone && t.known(key, e) {
+		return
+	}
 	switch {
 	case strings.HasPrefix(key, "vm."):
 		if gone {
@@ -277,6 +324,62 @@ func (t *term) onPlacement(e jetstream.KeyValueEntry) {
 		var rec kv.Server
 		if t.decode(key, e.Value(), &rec) {
 			t.applyServer(rec, e.Revision())
+		}
+	}
+}
+
+// known reports whether the mirror has this revision of a record, or a newer
+// one, or is about to: most of all changes are this term's own, and the watch
+// often has them before the writer hears of its success.
+func (t *term) known(key string, e jetstream.KeyValueEntry) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if w := t.own[key]; w != nil {
+		w.heard = e
+		return true
+	}
+	var have uint64
+	if vm, ok := strings.CutPrefix(key, "vm."); ok {
+		if v := t.vms[vm]; v != nil {
+			have = v.rev
+		}
+	}
+	if id, ok := strings.CutPrefix(key, "server."); ok {
+		if s := t.servers[id]; s != nil {
+			have = s.rev
+		}
+	}
+	return have >= e.Revision()
+}
+
+// ownWrite is a record that this term writes at the moment.
+type ownWrite struct {
+	writers int
+	heard   jetstream.KeyValueEntry // newest, of the watch meanwhile
+}
+
+// writing says that this term writes a record: what the watch hears of it waits
+// until done is called, which is to be after the writer has told the mirror.
+func (t *term) writing(key string) (done func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	w := t.own[key]
+	if w == nil {
+		w = &ownWrite{}
+		t.own[key] = w
+	}
+	w.writers++
+	return func() {
+		t.mu.Lock()
+		w.writers--
+		var heard jetstream.KeyValueEntry
+		if w.writers == 0 {
+			delete(t.own, key)
+			heard = w.heard
+		}
+		t.mu.Unlock()
+		if heard != nil {
+			t.onPlacement(heard) // nothing new, unless somebody else wrote
 		}
 	}
 }

@@ -46,7 +46,7 @@ type choice struct {
 
 func (t *term) pass(ctx context.Context) {
 	now := time.Now()
-	var placed []choice
+	var placed []string
 	var parked []parking
 	blocked := map[string]placement.Decision{} // by kind: nothing fits in this pass
 	t.mu.Lock()
@@ -64,7 +64,7 @@ func (t *term) pass(ctx context.Context) {
 			parked = append(parked, parking{vm: vm, position: i + 1, decision: d})
 			continue
 		}
-		request := requestOf(v.rec, now)
+		request := t.requestOf(v.rec, now)
 		d := t.fleet.Decide(&request)
 		if d.Server == "" {
 			blocked[kind] = d
@@ -75,24 +75,25 @@ func (t *term) pass(ctx context.Context) {
 		t.servers[d.Server].assumed[vm] = kv.Alloc{Attempt: c.attempt, Role: request.Role, Tenant: request.Tenant}
 		t.refresh(d.Server)
 		v.committing = true
+		t.choices[vm] = c
 		t.waiting.last = v.rec.Tenant
 		t.waiting.remove(vm)
-		placed = append(placed, c)
+		placed = append(placed, vm)
 	}
 	waiting := t.waiting.len()
 	change := waiting - t.counted
 	t.counted = waiting
 	t.mu.Unlock()
 	t.meters.waiting.Add(ctx, int64(change))
-	for _, c := range placed {
-		t.work.Go(func() { t.place(ctx, c) })
+	for _, vm := range placed {
+		t.placing.add(vm)
 	}
 	t.sayQueued(ctx, parked)
 }
 
-// requestOf is what placement judges.
-func requestOf(rec kv.Placement, now time.Time) placement.Request {
-	r := placement.Request{VM: rec.VMID, Tenant: rec.Tenant, Role: rec.Role, Requires: rec.Spec.Requires}
+// requestOf is what placement judges; the caller holds mu.
+func (t *term) requestOf(rec kv.Placement, now time.Time) placement.Request {
+	r := placement.Request{VM: rec.VMID, Tenant: rec.Tenant, Role: rec.Role, Requires: t.each(rec.Spec.Requires)}
 	for _, c := range rec.Spec.Constraints {
 		r.Constraints = append(r.Constraints, condition(c))
 	}
@@ -119,6 +120,24 @@ func avoids(rec kv.Placement, now time.Time) bool {
 // it.
 func kindOf(rec kv.Placement) string {
 	return fmt.Sprintf("%q %q %q %v", rec.Tenant, rec.Role, rec.Spec.Requires, rec.Spec.Constraints)
+}
+
+// committer commits what the placer has decided.
+func (t *term) committer(ctx context.Context) error {
+	for {
+		vm, ok := t.placing.take(ctx)
+		if !ok {
+			return nil
+		}
+		t.mu.Lock()
+		c, chosen := t.choices[vm]
+		delete(t.choices, vm)
+		t.mu.Unlock()
+		if chosen {
+			t.place(ctx, c)
+		}
+		t.placing.done(vm)
+	}
 }
 
 // place commits one decision: the server's slot, then the sandbox's record;
@@ -197,20 +216,7 @@ func (t *term) commit(ctx context.Context, c choice) error {
 // reserve takes a slot of the server in one compare-and-set that also checks
 // that the sandbox still fits.
 func (t *term) reserve(ctx context.Context, id string, c choice, alloc kv.Alloc) error {
-	unlock, err := t.reserving.lock(ctx, id)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	t.mu.Lock()
-	health := monitor{state: kv.Down}
-	var rec kv.Server
-	var rev uint64
-	if s := t.servers[id]; s != nil {
-		health, rec, rev = s.health, cloneServer(s.rec), s.rev
-	}
-	t.mu.Unlock()
-	take := func(s *kv.Server, rev uint64) error {
+	return t.edit(ctx, id, func(s *kv.Server, rev uint64) error {
 		if rev == 0 {
 			return errNoFit // removed meanwhile
 		}
@@ -223,9 +229,14 @@ func (t *term) reserve(ctx context.Context, id string, c choice, alloc kv.Alloc)
 			}
 			// Left by a reservation that never reached the record, which has
 			// moved on since: no worker can take it up. This one replaces it.
-			delete(s.Allocs, c.rec.VMID)
 		}
-		snapshot := snapshotOf(*s, &health, time.Now())
+		t.mu.Lock()
+		health := monitor{state: kv.Down}
+		if known := t.servers[id]; known != nil {
+			health = known.health
+		}
+		t.mu.Unlock()
+		snapshot := snapshotOf(s, c.rec.VMID, &health, time.Now())
 		if placement.Fits(&snapshot, &c.request) != placement.Fit {
 			return errNoFit
 		}
@@ -234,29 +245,7 @@ func (t *term) reserve(ctx context.Context, id string, c choice, alloc kv.Alloc)
 		}
 		s.Allocs[c.rec.VMID] = alloc
 		return nil
-	}
-	// The mirror's revision first: one write where nobody else has changed it.
-	if rev != 0 && take(&rec, rev) == nil {
-		if next, err := kv.Put(ctx, t.placements, kv.ServerKey(id), rec, rev); err == nil {
-			t.applyServer(rec, next)
-			return nil
-		}
-	}
-	rec, rev, err = kv.Update(ctx, t.placements, kv.ServerKey(id), take)
-	if rev != 0 {
-		t.applyServer(rec, rev)
-	}
-	return err
-}
-
-// cloneServer copies what reserve edits.
-func cloneServer(s kv.Server) kv.Server {
-	allocs := make(map[string]kv.Alloc, len(s.Allocs)+1)
-	for vm, a := range s.Allocs {
-		allocs[vm] = a
-	}
-	s.Allocs = allocs
-	return s
+	})
 }
 
 // parking is a request that found nothing in a pass.

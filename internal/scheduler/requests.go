@@ -28,21 +28,17 @@ type request struct {
 
 // onRequest takes in one request. It returns nil once its effect, or the
 // refusal, is durable.
-func (t *term) onRequest(ctx context.Context, msg jetstream.Msg) error {
-	path, err := events.ParseRequest(msg.Subject())
+func (t *term) onRequest(ctx context.Context, d delivery) error {
+	path, err := events.ParseRequest(d.Subject())
+	if err == nil {
+		err = d.err // no (source, id): nobody can be answered
+	}
 	if err != nil {
 		return &drop{err.Error()}
 	}
-	e, err := events.Decode(msg.Headers(), msg.Data())
-	if err != nil {
-		return &drop{err.Error()} // no (source, id): nobody can be answered
-	}
-	meta, err := msg.Metadata()
-	if err != nil {
-		return &drop{err.Error()}
-	}
-	r := request{path, e, events.RequestOf(e), meta.Sequence.Stream, meta.Timestamp}
-	ctx, span := t.tracer.Start(events.ExtractTrace(ctx, msg.Headers()), path.Noun+"."+string(path.Verb)+" request",
+	e := d.event
+	r := request{path, e, events.RequestOf(e), d.meta.Sequence.Stream, d.meta.Timestamp}
+	ctx, span := t.tracer.Start(events.ExtractTrace(ctx, d.Headers()), path.Noun+"."+string(path.Verb)+" request",
 		trace.WithSpanKind(trace.SpanKindConsumer),
 		trace.WithAttributes(attribute.String("messaging.system", "nats"), attribute.String("cloudevents.event_id", e.ID()), attribute.String("berth.tenant", path.Tenant)))
 	defer span.End()
@@ -83,22 +79,21 @@ func vmOf(e events.Event) string {
 
 // requestLane is what a request is about: requests about one sandbox or server
 // are taken in one after the other, in order.
-func requestLane(msg jetstream.Msg) string {
-	path, err := events.ParseRequest(msg.Subject())
+func requestLane(d delivery) string {
+	path, err := events.ParseRequest(d.Subject())
 	if err != nil {
 		return ""
 	}
 	if path.Noun != "sandbox" {
 		return "_ " + path.Noun
 	}
-	e, err := events.Decode(msg.Headers(), msg.Data())
-	if err != nil {
+	if d.err != nil {
 		return path.Tenant
 	}
-	if vm := vmOf(e); vm != "" {
+	if vm := vmOf(d.event); vm != "" {
 		return vm
 	}
-	return events.DerivedVMID(path.Tenant, e.Source(), e.ID())
+	return events.DerivedVMID(path.Tenant, d.event.Source(), d.event.ID())
 }
 
 // refusal is a request that is answered with `rejected`.
@@ -225,6 +220,7 @@ func (t *term) takeCreate(ctx context.Context, r request) error {
 		return err
 	}
 	defer settle()
+	defer t.writing(kv.VMKey(rec.VMID))()
 	rev, err := kv.Put(ctx, t.placements, kv.VMKey(rec.VMID), rec, 0)
 	if err == nil {
 		t.applyVM(rec, rev)

@@ -21,23 +21,28 @@ const activityEvery = 10 * time.Second
 // onResult hears every claim and result of the fleet. Those of creates and
 // kills have step look at the sandbox; those of forwarded commands are shown
 // to their tenant; all count as use.
-func (t *term) onResult(ctx context.Context, msg jetstream.Msg) error {
-	path, err := events.ParseResult(msg.Subject())
+func (t *term) onResult(ctx context.Context, d delivery) error {
+	path, err := events.ParseResult(d.Subject())
+	if err == nil {
+		err = d.err
+	}
 	if err != nil {
 		return &drop{err.Error()}
 	}
-	e, err := events.Decode(msg.Headers(), msg.Data())
-	if err != nil {
-		return &drop{err.Error()}
-	}
+	e := d.event
 	var f events.Finished // a claim has the same fields as far as they matter here
 	if err := events.DecodeTolerant(e, &f); err != nil {
 		return &drop{err.Error()}
 	}
-	ctx = events.ExtractTrace(ctx, msg.Headers())
+	ctx = events.ExtractTrace(ctx, d.Headers())
 	finished := e.Type() == events.TypeFinished
 	switch f.Command {
 	case events.Create:
+		t.mu.Lock()
+		if v := t.vms[path.VM]; v != nil {
+			v.answered = true
+		}
+		t.mu.Unlock()
 		t.queue.add(path.VM)
 		return nil
 	case events.Kill:
@@ -65,8 +70,8 @@ func (t *term) onResult(ctx context.Context, msg jetstream.Msg) error {
 }
 
 // resultLane is the sandbox that a result is about.
-func resultLane(msg jetstream.Msg) string {
-	path, err := events.ParseResult(msg.Subject())
+func resultLane(d delivery) string {
+	path, err := events.ParseResult(d.Subject())
 	if err != nil {
 		return ""
 	}

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"berth/internal/events"
 	"berth/internal/kv"
 	"berth/internal/scheduler"
@@ -138,5 +140,36 @@ func TestTombstone(t *testing.T) {
 		}
 		b.create("default", "r3", map[string]any{"vmId": "a", "role": "nobody", "queueTimeoutSeconds": 1})
 		b.until(5*time.Second, "expired again", func() bool { return len(b.events("event.default.a.expired")) == 2 })
+	})
+}
+
+// Reservations of one server that come together are written together, in the
+// order in which they came, and none is lost among them.
+func TestReservationsAreWrittenTogether(t *testing.T) {
+	run(t, func(t *testing.T, b *bundle) {
+		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 150})
+		defer w.stop()
+		b.untilEvent(3*time.Second, "_", "ax102-01", "healthy")
+		watch, err := b.places.Watch(t.Context(), kv.ServerKey("ax102-01"), jetstream.UpdatesOnly())
+		if err != nil {
+			t.Fatal(err)
+		}
+		const n = 200 // more than fit
+		for i := range n {
+			b.create("default", fmt.Sprint("c", i), map[string]any{"vmId": fmt.Sprint("vm-", i)})
+		}
+		b.until(20*time.Second, "150 ready, the rest queued", func() bool {
+			return len(b.events("event.default.*.ready")) == 150 && len(b.events("event.default.*.queued")) == 50
+		})
+		if err := watch.Stop(); err != nil {
+			t.Fatal(err)
+		}
+		writes := 0
+		for range watch.Updates() {
+			writes++
+		}
+		if held := len(b.server("ax102-01").Allocs); held != 150 || writes == 0 || writes > 75 {
+			t.Errorf("%d slots were taken in %d writes; want 150 in half as many at most", held, writes)
+		}
 	})
 }

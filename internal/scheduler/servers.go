@@ -20,12 +20,13 @@ import (
 
 // Times of the tender.
 const (
-	viewAtMost  = time.Second      // SERVERS is rewritten no more often than this, but for health and admin
-	viewAtLeast = 15 * time.Second // and no less often
-	orphanEvery = 30 * time.Second // allocations are held against records
-	orphanAge   = 10 * time.Second // a younger allocation may be in the making
-	drainAfter  = 3 * time.Second  // the worker's zero must hold so long
-	tenders     = 16               // servers tended at once
+	viewAtMost  = time.Second          // a server's entry in SERVERS is rewritten no more often than this, but for health and admin
+	viewsEvery  = 5 * time.Millisecond // nor those of a large fleet more often than one per this
+	viewAtLeast = 15 * time.Second     // and no less often
+	orphanEvery = 30 * time.Second     // allocations are held against records
+	orphanAge   = 10 * time.Second     // a younger allocation may be in the making
+	drainAfter  = 3 * time.Second      // the worker's zero must hold so long
+	tenders     = 16                   // servers tended at once
 	clockTick   = 500 * time.Millisecond
 )
 
@@ -52,6 +53,7 @@ func (t *term) clock(ctx context.Context) error {
 			}
 		}
 		braked, silent, all := t.brake.judge(now, t.servers)
+		atMost := t.viewAtMost()
 		for id, s := range t.servers {
 			s.health.frozen = t.brake.on
 			if s.health.ramping(now) {
@@ -59,7 +61,7 @@ func (t *term) clock(ctx context.Context) error {
 				t.wake()
 			}
 			state, _ := s.health.judge(now)
-			if state != s.health.state || state == kv.Down || s.rec.Admin == kv.Draining || s.viewDue || now.Sub(s.viewAt) >= viewAtLeast {
+			if state != s.health.state || state == kv.Down || s.rec.Admin == kv.Draining || s.viewDue && now.Sub(s.viewAt) >= atMost || now.Sub(s.viewAt) >= viewAtLeast {
 				due = append(due, id)
 			}
 		}
@@ -215,6 +217,12 @@ func viewOf(s *serverState) kv.ServerView {
 	return v
 }
 
+// viewAtMost is how long a server's view stays as it is while only its use
+// changes; the caller holds mu.
+func (t *term) viewAtMost() time.Duration {
+	return min(max(viewAtMost, time.Duration(len(t.servers))*viewsEvery), viewAtLeast)
+}
+
 // writeView puts the view into SERVERS when it has changed, or is old. A
 // change that is not urgent waits until viewAtMost has passed.
 func (t *term) writeView(ctx context.Context, id string, urgent bool, now time.Time) error {
@@ -228,7 +236,7 @@ func (t *term) writeView(ctx context.Context, id string, urgent bool, now time.T
 	age := now.Sub(s.viewAt)
 	changed := !reflect.DeepEqual(view, s.view)
 	urgent = urgent || view.Admin != s.view.Admin
-	s.viewDue = changed && !urgent && age < viewAtMost
+	s.viewDue = changed && !urgent && age < t.viewAtMost()
 	heard := s.health.heard.UTC()
 	if s.viewDue || !changed && age < viewAtLeast {
 		t.mu.Unlock()
@@ -320,7 +328,7 @@ func (t *term) takeServer(ctx context.Context, r request) error {
 		}
 	}
 	var from kv.Admin
-	rec, rev, err := kv.Update(ctx, t.placements, kv.ServerKey(data.ServerID), func(s *kv.Server, rev uint64) error {
+	err := t.edit(ctx, data.ServerID, func(s *kv.Server, rev uint64) error {
 		if rev == 0 {
 			return noServer(data.ServerID)
 		}
@@ -337,7 +345,6 @@ func (t *term) takeServer(ctx context.Context, r request) error {
 	if err != nil {
 		return err
 	}
-	t.applyServer(rec, rev)
 	return t.sayServer(ctx, data.ServerID, name, r.ref.Token()+"-"+name,
 		events.ServerEvent{ServerID: data.ServerID, From: string(from), Reason: "asked by " + r.ref.Source, Request: &r.ref})
 }
@@ -439,15 +446,11 @@ func (t *term) drained(ctx context.Context, rec kv.Server) error {
 	if err != nil {
 		return err
 	}
-	next, rev, err := kv.Update(ctx, t.placements, kv.ServerKey(rec.ID), func(s *kv.Server, rev uint64) error {
+	return t.edit(ctx, rec.ID, func(s *kv.Server, rev uint64) error {
 		if rev == 0 || s.Drained || s.DrainID != rec.DrainID {
 			return kv.ErrUnchanged
 		}
 		s.Drained = true
 		return nil
 	})
-	if err == nil && rev != 0 {
-		t.applyServer(next, rev)
-	}
-	return err
 }

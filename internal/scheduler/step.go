@@ -94,6 +94,9 @@ func waited(rec kv.Placement) string {
 
 // stepStarting follows a reservation until its create command has finished.
 func (t *term) stepStarting(ctx context.Context, rec kv.Placement) (time.Duration, error) {
+	if rec.Phase == kv.Reserved && rec.Ending == nil && t.unanswered(rec) {
+		return max(min(time.Until(rec.Deadline), confirmWithin-time.Since(*rec.ReservedAt)), time.Millisecond), nil
+	}
 	result, err := t.lastResult(ctx, rec, createToken(rec))
 	if err != nil {
 		return 0, err
@@ -137,6 +140,16 @@ func (t *term) stepStarting(ctx context.Context, rec kv.Placement) (time.Duratio
 		return min(again, 5*time.Second), nil
 	}
 	return t.awaitClaim(ctx, rec, again)
+}
+
+// unanswered reports whether this very term has published the create command,
+// no result of it has come, and neither is overdue: then there is nothing to
+// read, and most reservations are looked at in just this moment.
+func (t *term) unanswered(rec kv.Placement) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	v := t.vms[rec.VMID]
+	return v != nil && v.createSent == rec.Fence && !v.answered && time.Since(*rec.ReservedAt) < confirmWithin && time.Now().Before(rec.Deadline)
 }
 
 // awaitClaim has the create command published, and sweeps the reservation if

@@ -19,6 +19,10 @@ import (
 // few writes one after the other, so this bounds the writes in flight.
 const steppers = 64
 
+// committers is how many placements are written at once. They wait for each
+// other's writes only where these are of one server, which then go together.
+const committers = 128
+
 // term is one period of being active. Its maps are guarded by mu; records in
 // them are values and replaced whole.
 type term struct {
@@ -39,15 +43,18 @@ type term struct {
 	quotas   *quotas
 	newest   uint64 // newest revision whose announcement is out, see watermark
 
-	wakeup  chan struct{} // something that may let a waiting request fit
-	tending *workqueue    // servers whose picture changed
+	wakeup  chan struct{}     // something that may let a waiting request fit
+	placing *workqueue        // sandboxes with a choice that is to be committed
+	choices map[string]choice // by vm
+	tending *workqueue        // servers whose picture changed
 
-	reserving keyedMutex // by server id
-	moving    keyedMutex // by vm: what moves a sandbox and announces it does so alone, so that events keep their order
-	work      sync.WaitGroup
-	counted   int             // waiting requests, as the metric has them; guarded by mu
-	unsaid    map[uint64]bool // revisions with a new phase that is not yet announced; guarded by mu
-	serving   bool            // the mirror has been loaded; what moves from here on is announced by this term
+	edits   edits
+	own     map[string]*ownWrite // by key of PLACEMENTS; guarded by mu
+	moving  keyedMutex           // by vm: what moves a sandbox and announces it does so alone, so that events keep their order
+	work    sync.WaitGroup
+	counted int             // waiting requests, as the metric has them; guarded by mu
+	unsaid  map[uint64]bool // revisions with a new phase that is not yet announced; guarded by mu
+	serving bool            // the mirror has been loaded; what moves from here on is announced by this term
 }
 
 func newTerm(s *Scheduler, epoch uint64) *term {
@@ -55,8 +62,8 @@ func newTerm(s *Scheduler, epoch uint64) *term {
 		Scheduler: s, epoch: epoch, queue: newWorkqueue(),
 		vms: map[string]*vmState{}, servers: map[string]*serverState{}, early: map[string]kv.Heartbeat{}, views: map[string]kv.ServerView{}, creating: map[string]int{}, strings: map[string]string{},
 		fleet: placement.NewFleet(), waiting: newWaitingList(), quotas: newQuotas(),
-		wakeup: make(chan struct{}, 1), tending: newWorkqueue(),
-		unsaid: map[uint64]bool{},
+		wakeup: make(chan struct{}, 1), placing: newWorkqueue(), choices: map[string]choice{}, own: map[string]*ownWrite{}, tending: newWorkqueue(),
+		unsaid: map[uint64]bool{}, edits: edits{queues: map[string][]*edit{}},
 	}
 	t.moving.again = t.queue.add
 	return t
@@ -123,6 +130,9 @@ func (t *term) serve(ctx context.Context, g *errgroup.Group) error {
 		g.Go(func() error { return t.stepper(ctx) })
 	}
 	g.Go(func() error { return t.placer(ctx) })
+	for range committers {
+		g.Go(func() error { return t.committer(ctx) })
+	}
 	for range tenders {
 		g.Go(func() error { return t.tender(ctx) })
 	}
@@ -319,14 +329,17 @@ func (t *term) transition(ctx context.Context, vm string, change func(rec *kv.Pl
 		} else if err != nil {
 			return rec, err
 		}
+		written := t.writing(kv.VMKey(vm))
 		next, err := kv.Put(ctx, t.placements, kv.VMKey(vm), rec, rev)
 		if err == nil {
+			t.applyVM(rec, next)
+			written()
 			if rec.Phase == before {
-				t.applyVM(rec, next)
 				return rec, nil
 			}
 			return rec, t.moved(ctx, rec, next)
 		}
+		written()
 		if ctx.Err() != nil {
 			return rec, err
 		}
@@ -338,10 +351,9 @@ func (t *term) transition(ctx context.Context, vm string, change func(rec *kv.Pl
 	}
 }
 
-// moved takes a record that this term has just written into the mirror, which
-// notes its phase as unsaid, and announces it.
+// moved announces the phase of a record that this term has just written; the
+// mirror has noted it as unsaid.
 func (t *term) moved(ctx context.Context, rec kv.Placement, rev uint64) error {
-	t.applyVM(rec, rev)
 	if err := t.announce(ctx, rec); err != nil {
 		return err // stays unsaid: the next term, or step's next look, makes it good
 	}
