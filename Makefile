@@ -28,10 +28,10 @@ test: build $(BIN)/nats $(BIN)/nats-server ## every test, race detector on
 	@BERTH_BIN=$(BIN) $(GO) test -race -p 2 -timeout 6m ./...
 
 nightly: $(BIN)/nats $(BIN)/nats-server ## the property tests at full size; takes about an hour
-	@$(GO) test -run Oracle -rapid.checks=100000 ./internal/placement
-	@BERTH_PARKED=5000 $(GO) test -run Parked -timeout 30m ./internal/scheduler
-	@$(GO) test -run 'AnyHistory' -rapid.checks=1000 -timeout 60m ./internal/worker
-	@$(GO) test -run LeaseIsExclusive -rapid.checks=1000 -timeout 30m ./internal/kv
+	@$(GO) test ./internal/placement -run Oracle -rapid.checks=100000
+	@BERTH_PARKED=5000 $(GO) test ./internal/scheduler -run Parked -timeout 30m
+	@$(GO) test ./internal/worker -run AnyHistory -timeout 60m -rapid.checks=1000
+	@$(GO) test ./internal/kv -run LeaseIsExclusive -timeout 30m -rapid.checks=1000
 
 bench: ## figures beside their floors, as JSON lines
 	@$(GO) run ./internal/bench

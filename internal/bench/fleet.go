@@ -88,7 +88,7 @@ func writeFleet(ctx context.Context, js jetstream.JetStream, servers, sandboxes 
 			VMID: vm, ServerID: s.ID, Tenant: "default", Role: "default", Phase: kv.Ready, Fence: 7, Request: events.Request{Source: "/bench", ID: strconv.Itoa(i)},
 			CreatedAt: now, ReadyAt: &now, ExpiresAt: &expires, Deadline: now.Add(5 * time.Minute), Order: uint64(i), Attempt: vm[:22], Attempts: 1, ReservedAt: &now,
 			Spec:        &events.SandboxCreate{VMID: vm, Role: "default", TTLSeconds: &ttl, QueueTimeoutSeconds: &wait},
-			Explanation: s.ID + ", best of 4000 that fit of 5000: priority 0, affinity 0, 10/1000 used",
+			Explanation: s.ID + `, best of 4000 open with role "default", of 5000: priority 0, affinity 0, 10/1000 used`,
 			Info:        &events.SandboxInfo{Capabilities: []string{"browser", "clipboard"}},
 		})
 		if err != nil {
