@@ -26,7 +26,16 @@ type Terms struct {
 	// so that contenders for many leases share them; done is called after the
 	// attempt to take it.
 	Turn func(ctx context.Context) (done func())
+
+	// Wake, where set, makes Acquire look at once: for a contender that hears of
+	// a release. What it hears can be ahead of what a read shows, so it looks
+	// again a few times soon after.
+	Wake <-chan struct{}
 }
+
+// wakeLooks is how often Acquire looks in quick succession after a Wake: 5 ms,
+// then 10, 20 … after the look before, 315 ms in all.
+const wakeLooks = 6
 
 // leaseValue is what the bucket holds. Epoch is the revision that began this
 // hold; 0 in the very first write, whose revision it is.
@@ -76,7 +85,7 @@ func Acquire(ctx context.Context, b jetstream.KeyValue, terms Terms, log *slog.L
 	var seen uint64
 	var since time.Time
 	poll := min(terms.TTL/8, 700*time.Millisecond)
-	for {
+	for woken := 0; ; {
 		l, current, err := tryAcquire(ctx, b, terms, seen, since)
 		if err == nil && l != nil {
 			l.log = log
@@ -93,10 +102,17 @@ func Acquire(ctx context.Context, b jetstream.KeyValue, terms Terms, log *slog.L
 		} else if current != seen {
 			seen, since = current, time.Now()
 		}
+		wait := poll/2 + rand.N(poll/2+1)
+		if woken > 0 {
+			wait = min(wait, 5*time.Millisecond<<(wakeLooks-woken))
+			woken--
+		}
 		select {
 		case <-ctx.Done():
 			return nil, nil, context.Cause(ctx)
-		case <-time.After(poll/2 + rand.N(poll/2+1)):
+		case <-terms.Wake:
+			woken = wakeLooks
+		case <-time.After(wait):
 		}
 	}
 }

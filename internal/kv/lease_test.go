@@ -217,3 +217,48 @@ func TestUpdateLosesNothing(t *testing.T) {
 		}
 	})
 }
+
+// A contender that is woken takes a released lease at once, also where it is
+// woken a moment before the release can be read.
+func TestWakeTakesAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		nc, js := w.connect()
+		defer nc.Close()
+		bucket, err := js.KeyValue(t.Context(), kv.BucketLeases)
+		if err != nil {
+			t.Fatal(err)
+		}
+		log, wake := slog.New(slog.DiscardHandler), make(chan struct{})
+		terms := func(name string, wake chan struct{}) kv.Terms {
+			return kv.Terms{Key: "x", Holder: name, TTL: 10 * time.Second, Wake: wake}
+		}
+		lease, _, err := kv.Acquire(t.Context(), bucket, terms("h0", nil), log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 8 {
+			taken := make(chan *kv.Lease)
+			go func() {
+				next, _, err := kv.Acquire(t.Context(), bucket, terms(fmt.Sprint("h", i+1), wake), log)
+				if err != nil {
+					t.Error(err)
+				}
+				taken <- next
+			}()
+			time.Sleep(3 * time.Second)
+			start, early := time.Now(), time.Duration(i%2)*30*time.Millisecond
+			wake <- struct{}{}
+			time.Sleep(early)
+			if err := lease.Release(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if lease = <-taken; time.Since(start) > early+50*time.Millisecond {
+				t.Errorf("taken %s after the wake, released %s after it", time.Since(start), early)
+			}
+		}
+		if err := lease.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -65,14 +65,31 @@
 // is reported as gone until the allocation has been freed. The worker never edits
 // allocations.
 //
-// # Clocks and balance
+// # Balance
+//
+// Workers tell each other on LEASES `worker.<name>` which servers they could
+// serve and which they hold: every 2 s, when that changes, and to newcomers at
+// once. A peer that is silent for 7 s is gone. A free server is taken at once by
+// a worker that has no more than any peer that could serve it, after 1.25 s and
+// more by one that has more: so shares stay even, and a dead worker's servers
+// are served within 15 s by whoever is left.
+//
+// A worker that has at least two servers fewer than a peer asks that peer for
+// one. The peer hands over the least busy one that both can serve: it stops
+// reading commands, lets what runs finish, serves kills to the end, and releases
+// the lease; the asker hears that and takes it. What has not ended in 10 s is
+// not cut short: the server stays, and rests for 30 s, each time twice as long.
+// So does a server that the asker did not take within 5 s. One server moves at a
+// time, to one who asked for it, and every move evens out; where the numbers
+// differ by one nothing moves. Nothing of this is relied on for safety: who
+// executes is decided by lease and claim alone.
+//
+// # Clocks and registries
 //
 // Deadlines are compared with this machine's clock; the default one counts from
 // the stream's time of publication, so the two clocks should agree to a second.
-// Workers that start together share the servers; a worker that comes later
-// stands by and takes over what is released, nothing is moved for balance. Where
-// two workers' registries disagree on a server, the entry of the one that takes
-// the lease holds, and event._.<server>.alert says so.
+// Where two workers' registries disagree on a server, the entry of the one that
+// takes the lease holds, and event._.<server>.alert says so.
 //
 // A Worker's methods are safe for concurrent use.
 package worker

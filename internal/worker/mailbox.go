@@ -31,6 +31,7 @@ type lanes struct {
 	held    map[uint64]*item // put and not yet handled
 	open    map[uint64]bool  // handled and not finished: taken again when it comes again
 	stopped bool
+	quiet   chan struct{} // of a pause: closed when nothing runs any more
 	wg      sync.WaitGroup
 }
 
@@ -86,7 +87,14 @@ func (l *lanes) work(ctx context.Context, key string, b *mailbox) {
 	for {
 		l.mu.Lock()
 		if len(b.waiting) == 0 || l.stopped {
+			for _, it := range b.waiting {
+				delete(l.held, it.seq) // it comes again
+			}
 			delete(l.boxes, key)
+			if len(l.boxes) == 0 && l.quiet != nil {
+				close(l.quiet)
+				l.quiet = nil
+			}
 			l.mu.Unlock()
 			return
 		}
@@ -139,6 +147,46 @@ func (l *lanes) stop() {
 	l.stopped = true
 	l.mu.Unlock()
 	l.wg.Wait()
+}
+
+// pause is stop that can be taken back: it reports whether nothing runs any
+// more, within d and before one of the contexts ends. Nobody may put meanwhile.
+// What waited is not held any more.
+func (l *lanes) pause(ctx, work context.Context, d time.Duration) bool {
+	l.mu.Lock()
+	l.stopped = true
+	if len(l.boxes) == 0 {
+		l.mu.Unlock()
+		return true
+	}
+	quiet := make(chan struct{})
+	l.quiet = quiet
+	l.mu.Unlock()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-quiet:
+		return true
+	case <-timer.C:
+	case <-ctx.Done():
+	case <-work.Done():
+	}
+	return false
+}
+
+// resume takes a pause back. What the pause has dropped is to be put again, in
+// order, by whoever reads the consumer from its first unfinished message.
+func (l *lanes) resume() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stopped, l.quiet = false, nil
+}
+
+// load counts the items held.
+func (l *lanes) load() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.held)
 }
 
 // messages returns those of the items held.

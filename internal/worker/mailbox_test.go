@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -356,6 +357,54 @@ func TestLanes(t *testing.T) {
 	if put(200, true); len(l.boxes) != 0 {
 		t.Error("taken after the stop")
 	}
+}
+
+// A pause that is taken back goes on in order: what ran and what waits behind it
+// is held, what else waited is dropped and put again.
+func TestLanesPauseAndResume(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ran := map[bool][]uint64{} // by whether the sequence is even, as its lane
+		var mu sync.Mutex
+		times := map[uint64]time.Duration{1: 5 * time.Second, 2: time.Second}
+		l := newLanes(0, func(_ context.Context, it *item) {
+			time.Sleep(times[it.seq])
+			mu.Lock()
+			defer mu.Unlock()
+			ran[it.seq%2 == 0] = append(ran[it.seq%2 == 0], it.seq)
+			it.acked = true
+		})
+		put := func(seq uint64) bool { return l.put(t.Context(), fmt.Sprint(seq%2), &item{seq: seq}) }
+		for seq := uint64(1); seq <= 6; seq++ {
+			put(seq)
+		}
+		synctest.Wait()
+		start := time.Now()
+		if l.pause(t.Context(), t.Context(), 2*time.Second) || time.Since(start) != 2*time.Second {
+			t.Errorf("paused after %s with something running", time.Since(start))
+		}
+		if n := l.load(); n != 3 {
+			t.Errorf("%d held in the pause, want 1, 3 and 5", n)
+		}
+		l.resume()
+		for seq := uint64(1); seq <= 8; seq++ {
+			if seq != 2 && !put(seq) { // 2 is acknowledged and does not come again
+				t.Errorf("%d was not taken", seq)
+			}
+		}
+		time.Sleep(10 * time.Second)
+		mu.Lock()
+		if want := []uint64{1, 3, 5, 7}; !slices.Equal(ran[false], want) {
+			t.Errorf("ran %v, want %v", ran[false], want)
+		}
+		if want := []uint64{2, 4, 6, 8}; !slices.Equal(ran[true], want) {
+			t.Errorf("ran %v, want %v", ran[true], want)
+		}
+		mu.Unlock()
+		put(9)
+		if !l.pause(t.Context(), t.Context(), 2*time.Second) || l.load() != 0 {
+			t.Error("not paused with nothing running")
+		}
+	})
 }
 
 // What was admitted by a worker that died is not busy for its successor,

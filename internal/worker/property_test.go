@@ -35,7 +35,7 @@ func (s step) String() string {
 }
 
 func drawSteps(rt *rapid.T) []step {
-	kinds := []string{"act", "act", "act", "act", "act", "dup", "observe", "sleep", "sleep", "crash", "kill", "cut", "hole", "outage", "drain", "hang", "die", "renew", "slow"}
+	kinds := []string{"act", "act", "act", "act", "act", "dup", "observe", "sleep", "sleep", "crash", "kill", "cut", "hole", "outage", "drain", "hang", "die", "renew", "slow", "handover", "handover"}
 	return rapid.SliceOfN(rapid.Custom(func(rt *rapid.T) step {
 		return step{
 			Kind: rapid.SampledFrom(kinds).Draw(rt, "kind"),
@@ -65,16 +65,30 @@ func (c *collector) Fatalf(format string, args ...any) {
 	panic(stopTest{})
 }
 
+// few sets how many cases a property is tried on in this test, unless the
+// tester has said.
+func few(t *testing.T, checks string) {
+	t.Helper()
+	f := flag.Lookup("rapid.checks")
+	if f.Value.String() != f.DefValue {
+		return
+	}
+	if err := flag.Set("rapid.checks", checks); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := flag.Set("rapid.checks", f.DefValue); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // Whatever happens to workers, the bus and the sandboxes, in whatever order:
 // every command is finished exactly once, no action runs twice, a rejected
 // command has run nothing, one that is ok has run whole, commands on one
 // sandbox take effect in the order published, and what is killed stays dead.
 func TestAnyHistory(t *testing.T) {
-	if f := flag.Lookup("rapid.checks"); f != nil && f.Value.String() == f.DefValue {
-		if err := flag.Set("rapid.checks", "20"); err != nil {
-			t.Fatal(err)
-		}
-	}
+	few(t, "20")
 	rapid.Check(t, func(rt *rapid.T) {
 		opts := providertest.FakeOptions{Recall: rapid.Bool().Draw(rt, "recall"), CheckFences: rapid.Bool().Draw(rt, "fences"), Detached: rapid.Bool().Draw(rt, "detached")}
 		steps := drawSteps(rt)
@@ -189,6 +203,12 @@ func (h *history) do(s step) {
 		p.cancel() // it drains while other things happen
 		h.active = slices.Delete(h.active, i, i+1)
 		h.start()
+	case "handover": // as for balance, while other things happen
+		i, p := h.holder()
+		if to := h.active[(i+1)%len(h.active)]; to != p {
+			handOver(p, server1, to.worker.opts.Name)
+		}
+		time.Sleep(d)
 	case "cut", "hole":
 		_, p := h.holder()
 		p.gate.set(s.Kind)

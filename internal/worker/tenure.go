@@ -36,6 +36,7 @@ type tenure struct {
 
 	look chan struct{} // asks for an inventory now
 	beat chan struct{} // asks for a heartbeat now
+	give chan struct{} // asks to hand the server over
 
 	mu        sync.Mutex
 	boxes     map[string]box      // sandboxes that serve commands, by vm
@@ -58,7 +59,7 @@ func newTenure(w *Worker, s Server, h *handles, lease *kv.Lease, log *slog.Logge
 	t := &tenure{
 		handles: h, w: w, js: w.opts.JS, server: s, lease: lease,
 		log:  log.With("epoch", lease.Epoch),
-		look: make(chan struct{}, 1), beat: make(chan struct{}, 1),
+		look: make(chan struct{}, 1), beat: make(chan struct{}, 1), give: make(chan struct{}, 1),
 		boxes: map[string]box{}, killed: map[string]killMark{}, claims: map[string]bool{}, locks: map[string]*vmLock{},
 		ready: map[placement]bool{}, orphan: map[placement]stray{},
 		frames: frameStore{js: w.opts.JS, store: h.pictures, last: map[string]frame{}},
@@ -70,9 +71,10 @@ func newTenure(w *Worker, s Server, h *handles, lease *kv.Lease, log *slog.Logge
 	return t
 }
 
-// run serves from the moment the lease is held until it is lost (an error) or
-// ctx ends (nil). Everything it started has ended when it returns.
-func (t *tenure) run(ctx, held context.Context) error {
+// run serves from the moment the lease is held until it is lost (an error), ctx
+// ends (nil), or the server is handed over. Everything it started has ended when
+// it returns.
+func (t *tenure) run(ctx, held context.Context) (handed bool, err error) {
 	work, cancel := context.WithCancelCause(held)
 	defer cancel(errStopping)
 	t.log.Info("tenure begins", "worker", t.w.opts.Name)
@@ -85,12 +87,12 @@ func (t *tenure) run(ctx, held context.Context) error {
 	starting := context.AfterFunc(ctx, func() { cancel(errStopping) })
 	defer starting()
 	if err := t.open(work); err != nil {
-		return t.ended(ctx, work, err)
+		return false, t.ended(ctx, work, err)
 	}
 	defer t.close(context.WithoutCancel(work))
 	alert, err := t.register(work)
 	if err != nil {
-		return t.ended(ctx, work, err)
+		return false, t.ended(ctx, work, err)
 	}
 	if alert != "" {
 		background.Go(func() { t.alert(work, alert) })
@@ -100,26 +102,63 @@ func (t *tenure) run(ctx, held context.Context) error {
 	background.Go(func() { t.inventory(work) })
 	background.Go(func() { t.keepHeld(work) })
 
-	pulling, stopPulling := context.WithCancelCause(work)
-	defer stopPulling(errStopping)
-	var pulls sync.WaitGroup
 	if starting() {
-		for _, spec := range bus.ServerConsumers(t.server.ID, t.server.Config.MaxContainers) {
-			lane := t.commands
-			if spec.Durable == bus.KillConsumer(t.server.ID) {
-				lane = t.kills
-			}
-			pulls.Go(func() { t.consume(pulling, work, spec, lane) })
-		}
+		handed = t.serve(ctx, work)
 	}
-	select {
-	case <-ctx.Done():
-	case <-work.Done():
+	if handed {
+		t.log.Info("tenure ends; the server is handed over")
+		return true, nil
 	}
-	stopPulling(errStopping)
-	pulls.Wait()
 	t.drain(work, cancel)
-	return t.ended(ctx, work, nil)
+	return false, t.ended(ctx, work, nil)
+}
+
+// serve reads both consumers until ctx or work ends, or the server is handed
+// over. It returns with the consumers read no more.
+func (t *tenure) serve(ctx, work context.Context) (handed bool) {
+	for {
+		specs := bus.ServerConsumers(t.server.ID, t.server.Config.MaxContainers)
+		i := slices.IndexFunc(specs, func(s bus.ConsumerSpec) bool { return s.Durable == bus.KillConsumer(t.server.ID) })
+		stopKills := t.pull(work, specs[i], t.kills)
+		stopCommands := t.pull(work, specs[1-i], t.commands)
+		select {
+		case <-ctx.Done():
+		case <-work.Done():
+		case <-t.give:
+			// Kills are served to the end: one may end what runs.
+			stopCommands()
+			done := t.commands.pause(ctx, work, handOverTime)
+			stopKills()
+			if done && t.kills.pause(ctx, work, handOverTime) {
+				return true
+			}
+			if ctx.Err() == nil && work.Err() == nil {
+				t.log.Info("server is too busy to be handed over")
+				t.w.roster.keep(t.server.ID)
+				t.commands.resume()
+				t.kills.resume()
+				continue
+			}
+		}
+		stopCommands()
+		stopKills()
+		return false
+	}
+}
+
+// pull reads a consumer into a lane until stop is called, which waits for the
+// reader's end.
+func (t *tenure) pull(work context.Context, spec bus.ConsumerSpec, lane *lanes) (stop func()) {
+	pulling, cancel := context.WithCancelCause(work)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		t.consume(pulling, work, spec, lane)
+	}()
+	return func() {
+		cancel(errStopping)
+		<-done
+	}
 }
 
 // drain lets what runs finish within the grace period and cancels it then.

@@ -25,12 +25,10 @@ import (
 // Times of a worker.
 const (
 	DefaultLeaseTTL = 10 * time.Second
-	drainGrace      = 10 * time.Second       // for what runs when the worker is told to stop
-	lingerTime      = 5 * time.Second        // for publishing results after the lease has ended
-	openPatience    = 30 * time.Second       // of a lease holder that cannot open its provider, where another may
-	turnUnit        = 250 * time.Millisecond // by which each lease that is held delays taking the next
-	maxTurn         = 3 * time.Second
-	alertTime       = 5 * time.Second // for one publication of an alert, and between two
+	drainGrace      = 10 * time.Second // for what runs when the worker is told to stop
+	lingerTime      = 5 * time.Second  // for publishing results after the lease has ended
+	openPatience    = 30 * time.Second // of a lease holder that cannot open its provider, where another may
+	alertTime       = 5 * time.Second  // for one publication of an alert, and between two
 	alertTries      = 20
 )
 
@@ -78,9 +76,10 @@ type Worker struct {
 
 	crashed atomic.Bool // in tests only: a dead process closes nothing
 
+	roster *roster
+	wakes  map[string]chan struct{} // by server: its lease may be free
+
 	mu      sync.Mutex
-	held    int       // leases held
-	turns   []*ticket // those that wait for their turn, in order of arrival
 	results map[string]unpublished
 }
 
@@ -124,7 +123,14 @@ func New(opts Options) (*Worker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
-	return &Worker{opts: opts, inst: inst, results: map[string]unpublished{}}, nil
+	w := &Worker{opts: opts, inst: inst, results: map[string]unpublished{}, wakes: map[string]chan struct{}{}}
+	ids := make([]string, len(opts.Servers))
+	for i, s := range opts.Servers {
+		ids[i], w.wakes[s.ID] = s.ID, make(chan struct{}, 1)
+	}
+	// A peer that died is out of the way before its leases are.
+	w.roster = newRoster(opts.Name, ids, opts.LeaseTTL*7/10)
+	return w, nil
 }
 
 // check fills defaults and finds the first fault.
@@ -172,8 +178,6 @@ func (w *Worker) Run(ctx context.Context) error {
 		}
 		return err
 	}
-	// Another order in each process, so that workers that start together do not
-	// all begin with the same server.
 	if w.opts.JS.Conn().IsClosed() {
 		return errBusClosed
 	}
@@ -188,11 +192,28 @@ func (w *Worker) Run(ctx context.Context) error {
 		case <-stopWatching:
 		}
 	}()
+	stopListening, err := w.listen()
+	if err != nil {
+		return fmt.Errorf("worker: %w", err)
+	}
+	defer stopListening()
+	// Peers hear of the end before anything is released, so that they do not
+	// leave it to this worker.
+	var wg sync.WaitGroup
+	serving, stopServing := context.WithCancel(alive)
+	defer stopServing()
+	wg.Go(func() {
+		w.meet(ctx, alive, handles.leases)
+		stopServing()
+	})
+	// Another order in each process, so that workers that start together do not
+	// all begin with the same server.
 	servers := slices.Clone(w.opts.Servers)
 	rand.Shuffle(len(servers), func(i, j int) { servers[i], servers[j] = servers[j], servers[i] })
-	var wg sync.WaitGroup
-	for _, s := range servers {
-		wg.Go(func() { w.serve(ctx, alive, s, handles) })
+	if len(servers) == 1 || sleep(serving, listenTime) {
+		for _, s := range servers {
+			wg.Go(func() { w.serve(serving, alive, s, handles) })
+		}
 	}
 	wg.Wait()
 	if cause := context.Cause(alive); cause != nil {
@@ -226,16 +247,17 @@ func (w *Worker) tenure(ctx, alive context.Context, s Server, h *handles, log *s
 	base, cancel := context.WithCancelCause(alive)
 	defer cancel(errStopping)
 	stop := context.AfterFunc(ctx, func() { cancel(errStopping) })
-	terms := kv.Terms{Key: "server." + s.ID, Holder: w.opts.Name, TTL: w.opts.LeaseTTL, Turn: w.turn}
+	terms := kv.Terms{Key: leaseKey(s.ID), Holder: w.opts.Name, TTL: w.opts.LeaseTTL, Wake: w.wakes[s.ID],
+		Turn: func(ctx context.Context) func() { return w.roster.turn(ctx, s.ID) }}
 	lease, held, err := kv.Acquire(base, h.leases, terms, log)
 	if err != nil {
 		return fmt.Errorf("acquire lease: %w", err)
 	}
-	w.count(+1)
-	defer w.count(-1)
+	t := newTenure(w, s, h, lease, log)
+	w.roster.take(&hold{server: s.ID, give: t.give, load: t.commands.load})
+	handed := false
 	if stop() {
-		t := newTenure(w, s, h, lease, log)
-		err = t.run(ctx, held)
+		handed, err = t.run(ctx, held)
 	}
 	cancel(errStopping)
 	release, done := context.WithTimeout(alive, lingerTime)
@@ -243,49 +265,8 @@ func (w *Worker) tenure(ctx, alive context.Context, s Server, h *handles, log *s
 	if rerr := lease.Release(release); rerr != nil && err == nil && alive.Err() == nil {
 		err = rerr
 	}
+	w.roster.drop(s.ID, handed)
 	return err
-}
-
-func (w *Worker) count(n int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.held += n
-}
-
-// turn waits before a free lease is taken: turnUnit for each lease that this
-// worker has and for each that it is about to take. So of two workers the one
-// that has fewer is the first to take the next.
-func (w *Worker) turn(ctx context.Context) (done func()) {
-	mine := new(ticket)
-	w.mu.Lock()
-	w.turns = append(w.turns, mine)
-	w.mu.Unlock()
-	start, jitter := time.Now(), rand.N(turnUnit/5)
-	for {
-		w.mu.Lock()
-		rank := w.held + slices.Index(w.turns, mine)
-		w.mu.Unlock()
-		left := min(time.Duration(rank)*turnUnit, maxTurn) + jitter - time.Since(start)
-		if left <= 0 {
-			break
-		}
-		select {
-		case <-ctx.Done():
-			return w.endTurn(mine)
-		case <-time.After(min(left, turnUnit/5)):
-		}
-	}
-	return w.endTurn(mine)
-}
-
-func (w *Worker) endTurn(t *ticket) func() {
-	return func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if i := slices.Index(w.turns, t); i >= 0 {
-			w.turns = slices.Delete(w.turns, i, i+1)
-		}
-	}
 }
 
 // handles are the streams and buckets that every tenure uses.
