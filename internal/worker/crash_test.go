@@ -161,5 +161,9 @@ func TestCrashAtEveryPoint(t *testing.T) {
 		if !visited[p] {
 			t.Errorf("no crash at point %s was tested", p)
 		}
+		delete(visited, p)
+	}
+	for p := range visited {
+		t.Errorf("point %s is not in Points: nobody would notice if no test struck there", p)
 	}
 }

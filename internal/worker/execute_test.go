@@ -225,6 +225,66 @@ func TestFrozenKill(t *testing.T) {
 	})
 }
 
+// A process that was frozen goes on in the middle of its code, while the end of
+// its context waits for timers to run. So the clock is read just before each
+// effect: with a lease past its time nothing is executed, killed or repeated,
+// although no context has ended.
+func TestFrozenLooksAtTheClock(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.reconnected = true
+		f := w.fake(server1)
+		fence := w.place(server1, "a")
+		if _, err := f.Provider().Create(t.Context(), providers.Spec{VM: "a", Fence: fence}); err != nil {
+			t.Fatal(err)
+		}
+		nc, js, _ := w.dial("w1")
+		leases, err := js.KeyValue(t.Context(), kv.BucketLeases)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lease, held, err := kv.Acquire(t.Context(), leases, kv.Terms{Key: leaseKey(server1), Holder: "w1", TTL: DefaultLeaseTTL}, w.log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wk, err := New(Options{JS: w.js, Name: "w1", Servers: []Server{{ID: server1, Config: kv.ServerConfig{MaxContainers: 10},
+			Open: func(context.Context) (providers.Provider, error) { return f.Provider(), nil }}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h, err := wk.handles(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ten := newTenure(wk, wk.opts.Servers[0], h, lease, w.log)
+		ten.provider = f.Provider()
+		x := 1
+		c := &command{item: &item{seq: 1}, CommandPath: events.CommandPath{Server: server1, VM: "a", Verb: events.Act}, token: "t",
+			fence: fence, deadline: time.Now().Add(time.Hour), actions: []computer.Action{{Type: computer.Click, X: &x, Y: &x, Button: computer.Left, Count: 1}}}
+		if v := ten.perform(t.Context(), c); v.outcome != computer.OK || len(f.Effects()) != 1 {
+			t.Fatalf("with the lease: %+v, %d effects", v.fault, len(f.Effects()))
+		}
+		nc.Close()
+		<-held.Done() // t.Context() goes on, as a frozen process's own would
+		calls := 0
+		f.OnCall(func(c providertest.Call) providertest.Injection {
+			calls++
+			return providertest.Injection{}
+		})
+		if v := ten.perform(t.Context(), c); v.outcome != computer.Rejected || v.fault.Code != events.CodeLeaseLost {
+			t.Errorf("an act: %s %+v", v.outcome, v.fault)
+		}
+		if v := ten.destroy(t.Context(), c); !v.silent {
+			t.Errorf("a kill: %+v", v)
+		}
+		if v := ten.again(t.Context(), c, ten.observe); !v.silent {
+			t.Errorf("an observation, repeated: %+v", v)
+		}
+		if calls != 0 || len(f.Effects()) != 1 || !f.Lives()[0].Ended.IsZero() {
+			t.Errorf("the server was called %d times, has %d effects and %+v", calls, len(f.Effects()), f.Lives())
+		}
+	})
+}
+
 // A result carries its command's trace and, of a forwarded command, the tenant.
 func TestResultCarriesContext(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {

@@ -144,6 +144,24 @@ func TestKilledIsNotGone(t *testing.T) {
 	})
 }
 
+// So it is where somebody else than a scheduler killed it, of whose kill the
+// record knows nothing: the worker that killed it does.
+func TestKilledByAServiceIsNotGone(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.start("w1")
+		w.ready("a")
+		if r := w.await(w.publish("a", events.Kill, "1", struct{}{})); r.Outcome != computer.OK {
+			t.Fatalf("kill: %s", mustJSON(r))
+		}
+		for range 100 {
+			if h, _ := w.beat(server1); len(h.Gone) > 0 {
+				t.Fatalf("gone: %s", mustJSON(h))
+			}
+			time.Sleep(200 * time.Millisecond)
+		}
+	})
+}
+
 // An inventory that cannot be read changes nothing.
 func TestUnreadableInventoryConcludesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {

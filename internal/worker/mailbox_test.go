@@ -16,6 +16,7 @@ import (
 	"berth/internal/computer"
 	"berth/internal/events"
 	"berth/internal/kv"
+	"berth/internal/providers"
 	"berth/internal/providers/providertest"
 )
 
@@ -437,6 +438,26 @@ func TestTakeoverIsNotBusy(t *testing.T) {
 			f := w.await(c)
 			w.once(c)
 			if i != 100 && f.Outcome != computer.OK {
+				t.Errorf("act %d: %s", i, mustJSON(f))
+			}
+		}
+	})
+}
+
+// Nor is what was published before the server had a worker at all.
+func TestFirstWorkerIsNotBusy(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		fence := w.place(server1, "a")
+		if _, err := w.fake(server1).Provider().Create(t.Context(), providers.Spec{VM: "a", Fence: fence}); err != nil {
+			t.Fatal(err)
+		}
+		var all []sent
+		for i := range bus.BacklogPerSandbox + 20 {
+			all = append(all, w.publish("a", events.Act, fmt.Sprint(i), act(click(i, i))))
+		}
+		w.start("w1")
+		for i, c := range all {
+			if f := w.await(c); f.Outcome != computer.OK {
 				t.Errorf("act %d: %s", i, mustJSON(f))
 			}
 		}
