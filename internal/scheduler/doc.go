@@ -3,12 +3,16 @@
 //
 // # Shape
 //
-// Any number of schedulers may run; the one that holds the lease `scheduler`
-// is active and has a term. A term mirrors PLACEMENTS and HEARTBEATS in memory
-// and drives each sandbox with one function, step: given the sandbox's record
+// Any number of schedulers may run. Each mirrors PLACEMENTS and HEARTBEATS in
+// memory; the one that holds the lease `scheduler` leads, the others stand by
+// with a mirror that is as fresh, so that a successor need not read anything.
+// The leader drives each sandbox with one function, step: given the sandbox's record
 // and what the streams say about it, do the next thing that is due. Watches,
 // results and clocks only say which sandbox to look at again, so a lost or
 // repeated wake-up changes nothing, and a new term simply looks at all.
+//
+// Changes of one server's record that come while a write of it is under way
+// are written together (edit): under load a placement costs less than a write.
 //
 // # Guarantees
 //

@@ -18,5 +18,5 @@ func (s *Scheduler) RunTerm(ctx context.Context, epoch uint64) error {
 	if err := s.open(ctx); err != nil {
 		return err
 	}
-	return newTerm(s, epoch).run(ctx)
+	return newTerm(s).run(ctx, func(ctx context.Context, lead func(context.Context, uint64) error) error { return lead(ctx, epoch) })
 }

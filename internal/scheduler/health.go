@@ -56,6 +56,18 @@ func (m *monitor) resume(state kv.HealthState, reason string) {
 	}
 }
 
+// handedOver is the monitor of one that becomes active, which has heard the
+// heartbeats while it stood by but judged nothing: it goes on from how the term
+// before judged the server, and everyone has full grace (H3).
+func (m *monitor) handedOver(now time.Time, view kv.ServerView) monitor {
+	next := newMonitor(now)
+	next.resume(view.Health, view.Reason)
+	if m.ever && now.Sub(m.heard) < silentDegraded {
+		next.beat(now, m.last)
+	}
+	return next
+}
+
 // beat takes in a heartbeat.
 func (m *monitor) beat(now time.Time, b kv.Heartbeat) {
 	m.heard, m.ever, m.last = now, true, b

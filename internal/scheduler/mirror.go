@@ -559,6 +559,7 @@ func (t *term) deleteAt(ctx context.Context, key string, rev uint64) error {
 // loadViews reads how the term before judged the servers, so that a change of
 // scheduler is no change of health.
 func (t *term) loadViews(ctx context.Context) error {
+	views := map[string]kv.ServerView{}
 	w, err := t.Scheduler.servers.WatchAll(ctx, jetstream.IgnoreDeletes())
 	if err != nil {
 		return fmt.Errorf("read %s: %w", kv.BucketServers, err)
@@ -574,11 +575,14 @@ func (t *term) loadViews(ctx context.Context) error {
 			return nil
 		case e := <-w.Updates():
 			if e == nil {
+				t.mu.Lock()
+				t.views = views
+				t.mu.Unlock()
 				return nil
 			}
 			var view kv.ServerView
 			if t.decode(e.Key(), e.Value(), &view) {
-				t.views[e.Key()] = view
+				views[e.Key()] = view
 			}
 		}
 	}

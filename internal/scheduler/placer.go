@@ -65,12 +65,15 @@ func (t *term) pass(ctx context.Context) {
 			continue
 		}
 		request := t.requestOf(v.rec, now)
+		began := time.Now()
 		d := t.fleet.Decide(&request)
+		took := time.Since(began)
 		if d.Server == "" {
 			blocked[kind] = d
 			parked = append(parked, parking{vm: vm, position: i + 1, decision: d, first: true})
 			continue
 		}
+		d.Explanation += fmt.Sprintf("; decided in %s", took.Round(100*time.Nanosecond))
 		c := choice{rec: v.rec, fence: v.rev, request: request, decision: d, attempt: nuid.Next()}
 		t.servers[d.Server].assumed[vm] = kv.Alloc{Attempt: c.attempt, Role: request.Role, Tenant: request.Tenant}
 		t.refresh(d.Server)

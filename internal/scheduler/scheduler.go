@@ -62,22 +62,25 @@ func New(o Options) (*Scheduler, error) {
 	return &Scheduler{js: o.JS, name: o.Name, log: o.Log.With("scheduler", o.Name), tracer: o.Tracer, meters: meters}, nil
 }
 
-// Run stands by for the lease and then schedules, term after term, until ctx
-// ends; then it finishes what it has in hand, releases the lease and returns
-// nil.
+// Run stands by for the lease, following what the active one follows, and then
+// schedules, term after term, until ctx ends; then it finishes what it has in
+// hand, releases the lease and returns nil.
 func (s *Scheduler) Run(ctx context.Context) error {
 	if err := s.open(ctx); err != nil {
 		return err
 	}
 	terms := kv.Terms{Key: "scheduler", Holder: s.name, TTL: leaseTTL}
-	for {
-		lease, held, err := kv.Acquire(ctx, s.leases, terms, s.log)
-		if err != nil {
-			return nil // ctx ended while standing by
-		}
-		s.log.Info("active", "epoch", lease.Epoch)
-		err = newTerm(s, lease.Epoch).run(held)
-		released := lease.Release(context.WithoutCancel(ctx))
+	for ctx.Err() == nil {
+		var released error
+		err := newTerm(s).run(ctx, func(ctx context.Context, lead func(context.Context, uint64) error) error {
+			lease, held, err := kv.Acquire(ctx, s.leases, terms, s.log)
+			if err != nil {
+				return nil // ctx ended while standing by
+			}
+			err = lead(held, lease.Epoch)
+			released = lease.Release(context.WithoutCancel(ctx))
+			return err
+		})
 		switch {
 		case ctx.Err() != nil:
 			return released
@@ -91,6 +94,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 			return nil
 		}
 	}
+	return nil
 }
 
 func (s *Scheduler) open(ctx context.Context) error {

@@ -23,8 +23,9 @@ const steppers = 64
 // other's writes only where these are of one server, which then go together.
 const committers = 128
 
-// term is one period of being active. Its maps are guarded by mu; records in
-// them are values and replaced whole.
+// term is one period of following the records, standing by at first and then
+// active. Its maps are guarded by mu; records in them are values and replaced
+// whole.
 type term struct {
 	*Scheduler
 	epoch uint64
@@ -57,9 +58,9 @@ type term struct {
 	serving bool            // the mirror has been loaded; what moves from here on is announced by this term
 }
 
-func newTerm(s *Scheduler, epoch uint64) *term {
+func newTerm(s *Scheduler) *term {
 	t := &term{
-		Scheduler: s, epoch: epoch, queue: newWorkqueue(),
+		Scheduler: s, queue: newWorkqueue(),
 		vms: map[string]*vmState{}, servers: map[string]*serverState{}, early: map[string]kv.Heartbeat{}, views: map[string]kv.ServerView{}, creating: map[string]int{}, strings: map[string]string{},
 		fleet: placement.NewFleet(), waiting: newWaitingList(), quotas: newQuotas(),
 		wakeup: make(chan struct{}, 1), placing: newWorkqueue(), choices: map[string]choice{}, own: map[string]*ownWrite{}, tending: newWorkqueue(),
@@ -69,41 +70,51 @@ func newTerm(s *Scheduler, epoch uint64) *term {
 	return t
 }
 
-// run schedules until ctx ends (the lease is lost or the process stops).
-func (t *term) run(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
-	if err := t.loadViews(ctx); err != nil {
-		return err
-	}
+// run follows the records until ctx ends or active returns. active is called
+// once, and calls lead while it may schedule, with a context of its own that
+// is a child of the one it got.
+func (t *term) run(ctx context.Context, active func(ctx context.Context, lead func(context.Context, uint64) error) error) error {
+	following, stop := context.WithCancel(ctx)
+	defer stop()
+	g, following := errgroup.WithContext(following)
 	placementsListed, beatsListed := make(chan struct{}), make(chan struct{})
 	g.Go(func() error {
-		return t.watch(ctx, t.placements, "KV_"+kv.BucketPlacements, t.onPlacement, closeOnce(placementsListed, t.onListed))
+		return t.watch(following, t.placements, "KV_"+kv.BucketPlacements, t.onPlacement, closeOnce(placementsListed, t.onListed))
 	})
 	g.Go(func() error {
 		select {
 		case <-placementsListed: // a heartbeat of a server not yet mirrored would be dropped
-		case <-ctx.Done():
+		case <-following.Done():
 			return nil
 		}
-		return t.watch(ctx, t.heartbeats, "KV_"+kv.BucketHeartbeats, t.onHeartbeat, closeOnce(beatsListed, nil))
+		return t.watch(following, t.heartbeats, "KV_"+kv.BucketHeartbeats, t.onHeartbeat, closeOnce(beatsListed, nil))
 	})
+	listed := make(chan struct{})
 	g.Go(func() error {
-		for _, listed := range []chan struct{}{placementsListed, beatsListed} {
+		for _, one := range []chan struct{}{placementsListed, beatsListed} {
 			select {
-			case <-listed:
-			case <-ctx.Done():
+			case <-one:
+			case <-following.Done():
 				return nil
 			}
 		}
-		return t.serve(ctx, g)
-	})
-	err := g.Wait()
-	t.work.Wait()
-	t.stopTimers()
-	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
+		t.mu.Lock()
+		t.log.Info("following", "sandboxes", len(t.vms), "servers", len(t.servers))
+		t.mu.Unlock()
+		close(listed)
 		return nil
-	}
-	return err
+	})
+	err := active(ctx, func(ctx context.Context, epoch uint64) error {
+		select {
+		case <-listed:
+		case <-ctx.Done():
+			return nil
+		}
+		t.epoch = epoch
+		return t.lead(ctx)
+	})
+	stop()
+	return errors.Join(err, g.Wait())
 }
 
 // closeOnce returns a listing callback that closes ch the first time.
@@ -117,15 +128,28 @@ func closeOnce(ch chan struct{}, each func(map[string]bool)) func(map[string]boo
 	}
 }
 
-// serve starts everything that acts, once the mirror is whole.
-func (t *term) serve(ctx context.Context, g *errgroup.Group) error {
+// lead schedules until ctx ends (the lease is lost or the process stops).
+func (t *term) lead(ctx context.Context) error {
+	if err := t.loadViews(ctx); err != nil {
+		return err
+	}
 	t.mu.Lock()
-	t.log.Info("mirror loaded", "sandboxes", len(t.vms), "servers", len(t.servers))
 	t.serving = true
+	now := time.Now()
+	for id, s := range t.servers {
+		s.health = s.health.handedOver(now, t.views[id])
+		t.refresh(id)
+	}
+	for _, v := range t.vms { // all that wait, before the first of them is placed: their order holds
+		if v.rec.Phase == kv.Queued && now.Before(v.rec.Deadline) {
+			t.waiting.add(v.rec)
+		}
+	}
 	t.mu.Unlock()
 	if err := t.announceUnsaid(ctx); err != nil {
 		return err
 	}
+	g, ctx := errgroup.WithContext(ctx)
 	for range steppers {
 		g.Go(func() error { return t.stepper(ctx) })
 	}
@@ -142,7 +166,14 @@ func (t *term) serve(ctx context.Context, g *errgroup.Group) error {
 	g.Go(func() error { return t.consume(ctx, bus.Results, resultLane, t.onResult) })
 	g.Go(func() error { return t.strays(ctx) })
 	t.wake()
-	return nil
+	t.log.Info("leading", "epoch", t.epoch)
+	err := g.Wait()
+	t.work.Wait()
+	t.stopTimers()
+	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
+		return nil
+	}
+	return err
 }
 
 // wake has the placer look at the waiting requests again.
