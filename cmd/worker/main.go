@@ -25,7 +25,7 @@ type config struct {
 func (c *config) Validate() []error {
 	faults := c.Config.Validate()
 	servers, more := c.Registry.Load()
-	faults = append(append(faults, more...), registry.Missing(servers)...)
+	faults = append(faults, more...)
 	state, err := c.Registry.State()
 	if err != nil {
 		faults = append(faults, err)

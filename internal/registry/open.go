@@ -7,25 +7,10 @@ import (
 	"path/filepath"
 
 	"berth/internal/providers"
+	"berth/internal/providers/e2b"
 	"berth/internal/providers/playwright"
 	"berth/internal/providers/selfhosted"
 )
-
-// Missing returns an error for every server whose provider this build does
-// not have. A worker reports them all at its start, before it takes a lease.
-func Missing(servers []Server) []error {
-	var errs []error
-	for _, s := range servers {
-		if s.Kind != Playwright && s.Kind != SelfHosted {
-			errs = append(errs, s.missing())
-		}
-	}
-	return errs
-}
-
-func (s Server) missing() error {
-	return fmt.Errorf("server %s: this build has no provider %q yet; give the server \"provider\": \"playwright\" (a browser on the worker's machine), or leave it out with SANDBOX_SERVER_ID", s.ID, s.Kind)
-}
 
 // Deps is what a provider needs beside its entry.
 type Deps struct {
@@ -44,9 +29,15 @@ func (s Server) Open(ctx context.Context, deps Deps) (providers.Provider, error)
 			return nil, err // it names the server
 		}
 		return p, nil
-	case Playwright:
-	default:
-		return nil, s.missing()
+	case E2B:
+		p, err := e2b.New(ctx, e2b.Options{
+			ServerID: s.ID, APIURL: s.URL, APIKey: s.APIKey, Template: s.Template, Domain: s.Domain, SandboxURL: s.SandboxURL,
+			Clipboard: s.Config.Attributes[clipboardAttribute], Logger: deps.Log,
+		})
+		if err != nil {
+			return nil, err // it names the server
+		}
+		return p, nil
 	}
 	opts := playwright.Options{ServerID: s.ID, MaxContainers: s.Config.MaxContainers, Ephemeral: deps.Ephemeral, Logger: deps.Log}
 	switch {
@@ -67,9 +58,10 @@ func (s Server) Open(ctx context.Context, deps Deps) (providers.Provider, error)
 
 // EnvironmentHelp describes Config in a worker's usage.
 const EnvironmentHelp = `  SANDBOX_SERVERS_JSON       the servers: [{"id","url","apiKey","roles":[],"priority","maxContainers",
-                             "provider"?,"isolation"?,"attributes"?,"template"?,"domain"?}]
+                             "provider"?,"isolation"?,"attributes"?,"template"?,"domain"?,"sandboxUrl"?}]
   SANDBOX_SERVER_URL         else one self-hosted server; SANDBOX_SERVER_API_KEY its key
-  E2B_API_KEY                else E2B; E2B_DOMAIN, E2B_API_URL for a compatible installation
+  E2B_API_KEY                else E2B; E2B_DOMAIN, E2B_API_URL, E2B_SANDBOX_URL (where all sandboxes are reached,
+                             told apart by headers) for a compatible installation
                              else one Playwright server on this machine, playwright-01
   …_FILE                     SANDBOX_SERVERS_JSON, SANDBOX_SERVER_API_KEY and E2B_API_KEY may each be given
                              as a file: SANDBOX_SERVERS_JSON_FILE, SANDBOX_SERVER_API_KEY_FILE, E2B_API_KEY_FILE

@@ -12,13 +12,18 @@ import (
 
 	"berth/internal/events"
 	"berth/internal/kv"
+	"berth/internal/providers/e2b"
 )
 
 // entryFields are the fields of one entry, in the contract's order.
 var entryFields = []string{
 	"id", "url", "apiKey", "roles", "priority", "maxContainers",
-	"provider", "isolation", "attributes", "template", "domain",
+	"provider", "isolation", "attributes", "template", "domain", "sandboxUrl",
 }
+
+// clipboardAttribute names the program with which an E2B template reads and
+// writes the clipboard; without it the server does not declare the capability.
+const clipboardAttribute = "clipboard"
 
 // Limits of one entry.
 const (
@@ -130,6 +135,13 @@ func (e *entry) parse(raw json.RawMessage) Server {
 			e.fail("domain", "%v", err)
 		}
 	}
+	if s.SandboxURL = e.text("sandboxUrl"); s.SandboxURL != "" {
+		if err := checkURL(s.SandboxURL); err != nil {
+			e.fail("sandboxUrl", "%v", err)
+		} else if kind != E2B {
+			e.fail("sandboxUrl", "only an e2b server has one")
+		}
+	}
 	if roles := e.roles(); len(roles) > 0 {
 		s.Config.Roles = roles
 	}
@@ -147,6 +159,9 @@ func (e *entry) parse(raw json.RawMessage) Server {
 		e.fail("isolation", "unknown isolation %q; known are none, role, tenant", clip(string(iso)))
 	}
 	s.Config.Attributes = e.attributes()
+	if c, ok := s.Config.Attributes[clipboardAttribute]; ok && kind == E2B && c != e2b.XClip && c != e2b.XSel {
+		e.fail("attributes."+clipboardAttribute, "of an e2b server it names the template's program: %s or %s", e2b.XClip, e2b.XSel)
+	}
 	return s
 }
 

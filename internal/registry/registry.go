@@ -59,6 +59,7 @@ type Config struct {
 	E2BKeyFile      string `env:"E2B_API_KEY_FILE,file"`
 	E2BDomain       string `env:"E2B_DOMAIN"`
 	E2BURL          string `env:"E2B_API_URL,unset"`
+	E2BSandboxURL   string `env:"E2B_SANDBOX_URL,unset"`
 	Only            string `env:"SANDBOX_SERVER_ID"` // comma list
 	StateDir        string `env:"BERTH_STATE_DIR"`   // where a Playwright server keeps what it needs to adopt its browsers again
 	XDGStateHome    string `env:"XDG_STATE_HOME"`
@@ -76,6 +77,9 @@ type Server struct {
 	APIKey   string
 	Template string
 	Domain   string
+	// SandboxURL is where all sandboxes of an E2B installation are reached; it may
+	// hold credentials.
+	SandboxURL string
 }
 
 // String keeps keys and URLs out of logs, whichever verb prints a Server.
@@ -127,6 +131,11 @@ func (c Config) Load() ([]Server, []error) {
 			errs = append(errs, fmt.Errorf("E2B_API_URL: %w", err))
 		}
 	}
+	if c.E2BSandboxURL != "" {
+		if err := checkURL(c.E2BSandboxURL); err != nil {
+			errs = append(errs, fmt.Errorf("E2B_SANDBOX_URL: %w", err))
+		}
+	}
 	if c.E2BDomain != "" {
 		if err := checkDomain(c.E2BDomain); err != nil {
 			errs = append(errs, fmt.Errorf("E2B_DOMAIN: %w", err))
@@ -134,7 +143,7 @@ func (c Config) Load() ([]Server, []error) {
 	}
 	if e2bKey != "" {
 		s := newServer("e2b-01", E2B)
-		s.APIKey, s.URL, s.Domain = e2bKey, c.E2BURL, c.E2BDomain
+		s.APIKey, s.URL, s.Domain, s.SandboxURL = e2bKey, c.E2BURL, c.E2BDomain, c.E2BSandboxURL
 		choices = append(choices, []Server{s})
 	}
 	choices = append(choices, []Server{newServer("playwright-01", Playwright)})

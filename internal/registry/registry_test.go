@@ -2,11 +2,13 @@ package registry
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
 	"berth/internal/kv"
+	"berth/internal/providers"
 )
 
 const secret = "sk-hunter2"
@@ -76,9 +78,11 @@ func TestEveryFaultIsListed(t *testing.T) {
 			{"id":"e2b-01","provider":"e2b"},
 			{"id":7,"url":8,"roles":"git","attributes":"x","id":"ax102-09"},
 			"ax102-05",
-			{"id":"ax102-06","url":"http://a","maxContainers":0,"domain":"a b","provider":"e2b","apiKey":"k"}
+			{"id":"ax102-06","url":"http://a","maxContainers":0,"domain":"a b","provider":"e2b","apiKey":"k"},
+			{"id":"e2b-02","provider":"e2b","apiKey":"k","sandboxUrl":"x://` + secret + `","attributes":{"clipboard":"pbcopy"}},
+			{"id":"ax102-07","url":"http://a","sandboxUrl":"http://b"}
 		]`,
-		ServersFile: "x", Fallback: "yes", ServerKey: secret, E2BURL: "gopher://" + secret, E2BDomain: "a/b", Only: "Nope", PlaywrightSpare: 1000,
+		ServersFile: "x", Fallback: "yes", ServerKey: secret, E2BURL: "gopher://" + secret, E2BDomain: "a/b", E2BSandboxURL: secret, Only: "Nope", PlaywrightSpare: 1000,
 	}
 	_, errs := cfg.Load()
 	var all strings.Builder
@@ -89,8 +93,8 @@ func TestEveryFaultIsListed(t *testing.T) {
 		"[0].id:", "[0].maxContainers:", "[1].id: missing", "[1].url:", "[1].apiKey:", "[1].maxContainers:",
 		"[2].provider:", "[2].isolation:", "[2].colour: unknown field", "[4].id: \"ax102-03\" is already the id of [3]", "[4].priority:",
 		"[4].roles[0]:", "[4].roles[1]:", "[4].attributes.a:", "[5].url:", "[6].apiKey:", "[7].id: given twice", "[7].url:", "[7].roles:", "[7].attributes:",
-		"[8]: not an object", "[9].maxContainers:", "[9].domain:",
-		"SANDBOX_SERVERS_JSON and SANDBOX_SERVERS_JSON_FILE", "SANDBOX_FALLBACK:", "SANDBOX_SERVER_API_KEY:", "E2B_API_URL:", "E2B_DOMAIN:", "SANDBOX_SERVER_ID:", "BERTH_PLAYWRIGHT_SPARES:",
+		"[8]: not an object", "[9].maxContainers:", "[9].domain:", "[10].sandboxUrl:", "[10].attributes.clipboard:", "[11].sandboxUrl:",
+		"SANDBOX_SERVERS_JSON and SANDBOX_SERVERS_JSON_FILE", "SANDBOX_FALLBACK:", "SANDBOX_SERVER_API_KEY:", "E2B_API_URL:", "E2B_DOMAIN:", "E2B_SANDBOX_URL:", "SANDBOX_SERVER_ID:", "BERTH_PLAYWRIGHT_SPARES:",
 	} {
 		if !strings.Contains(all.String(), want) {
 			t.Errorf("no fault %q", want)
@@ -127,14 +131,27 @@ func TestWholeListFaults(t *testing.T) {
 	}
 }
 
-func TestMissingProviders(t *testing.T) {
-	servers, errs := Config{E2BKey: secret, Fallback: "on"}.Load()
+// An entry of each kind is opened by its provider: what they say of servers that
+// cannot be reached names the server, and no secret.
+func TestOpenChoosesTheProvider(t *testing.T) {
+	nowhere := "http://127.0.0.1:1"
+	servers, errs := Config{ServersJSON: fmt.Sprintf(`[{"id":"ax102-01","url":%[1]q,"apiKey":%[2]q},
+		{"id":"e2b-01","provider":"e2b","url":%[1]q,"apiKey":%[2]q,"domain":"e2b.example","sandboxUrl":%[1]q,"attributes":{"clipboard":"xclip"}}]`, nowhere, secret)}.Load()
 	if len(errs) > 0 {
 		t.Fatal(errs)
 	}
-	missing := Missing(servers)
-	if len(missing) != 1 || !strings.Contains(missing[0].Error(), `"e2b"`) {
-		t.Errorf("missing: %v", missing)
+	for i, want := range []string{"GET /capacity", "GET /v2/sandboxes"} {
+		p, err := servers[i].Open(t.Context(), Deps{})
+		if err == nil {
+			t.Errorf("%s opened %v", servers[i], p)
+			continue
+		}
+		if !errors.Is(err, providers.ErrUnavailable) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), servers[i].ID) || strings.Contains(err.Error(), secret) {
+			t.Errorf("%s: %v; want %s", servers[i], err, want)
+		}
+	}
+	if servers[1].SandboxURL != nowhere || servers[1].Domain != "e2b.example" {
+		t.Errorf("the second entry: %+v", servers[1].Config)
 	}
 }
 
