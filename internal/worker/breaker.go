@@ -33,16 +33,25 @@ const (
 // steps at its end, unless the state has changed since its begin: a late answer
 // of an older generation changes nothing (sony/gobreaker does the same for the
 // calls that it knows of from their begin).
+//
+// A sandbox that hangs (a page in an endless loop, a desktop out of memory) lets
+// every call at it time out, and that is not the server's fault. So time-outs
+// count once per sandbox, until it answers again: it takes several sandboxes, or
+// creates, to open the breaker by silence.
 type breaker struct {
 	steps      *gobreaker.TwoStepCircuitBreaker[struct{}]
 	generation atomic.Uint64 // changes with the state
 
-	mu sync.Mutex // a report is one step
+	mu   sync.Mutex      // a report is one step
+	hung map[string]bool // sandboxes whose last answer was none
 }
+
+// errHung: a sandbox that had not answered before has not again.
+var errHung = errors.New("the sandbox still hangs")
 
 // newBreaker calls changed, which must not block, when the state changes.
 func newBreaker(server string, changed func()) *breaker {
-	b := &breaker{}
+	b := &breaker{hung: map[string]bool{}}
 	b.steps = gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
 		Name: server, MaxRequests: 1, Interval: breakerWindow, BucketPeriod: breakerWindow / 10, Timeout: breakerOpenFor,
 		ReadyToTrip: func(c gobreaker.Counts) bool {
@@ -56,7 +65,7 @@ func newBreaker(server string, changed func()) *breaker {
 		// An answer that is nobody's merit or fault says nothing.
 		IsExcluded: func(err error) bool {
 			var limited *providers.RateLimitError
-			return errors.As(err, &limited) || errors.Is(err, context.Canceled) || errors.Is(err, errKilled) ||
+			return errors.As(err, &limited) || errors.Is(err, errHung) || errors.Is(err, context.Canceled) || errors.Is(err, errKilled) ||
 				errors.Is(err, errStopping) || errors.Is(err, errAbandoned) || errors.Is(err, kv.ErrLeaseLost)
 		},
 	})
@@ -64,19 +73,45 @@ func newBreaker(server string, changed func()) *breaker {
 }
 
 // serverFault also counts the time-outs that the worker sets.
-func serverFault(err error) bool {
-	return providers.ServerFault(err) || errors.Is(err, errTimedOut) || errors.Is(err, context.DeadlineExceeded)
+func serverFault(err error) bool { return providers.ServerFault(err) || timedOut(err) }
+
+func timedOut(err error) bool {
+	return errors.Is(err, providers.ErrTimeout) || errors.Is(err, errTimedOut) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // String is the state: closed, half-open or open.
 func (b *breaker) String() string { return b.steps.State().String() }
 
-// begin is called before a call that nothing holds up, and done once with its
-// answer.
-func (b *breaker) begin() (done func(error)) {
+// begin is called before a call at a sandbox, which nothing holds up, and done
+// once with its answer.
+func (b *breaker) begin(vm string) (done func(error)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.later()
+	report := b.later()
+	return func(err error) { report(b.hangs(vm, err)) }
+}
+
+// hangs replaces a sandbox's second time-out in a row, and any further one.
+func (b *breaker) hangs(vm string, err error) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case !timedOut(err) && (err == nil || providers.NothingRan(err) || errors.Is(err, providers.ErrLost)):
+		delete(b.hung, vm)
+	case timedOut(err) && !errors.Is(err, providers.ErrUnavailable):
+		if b.hung[vm] {
+			return errHung
+		}
+		b.hung[vm] = true
+	}
+	return err
+}
+
+// forget is told of a sandbox that is no more.
+func (b *breaker) forget(vm string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.hung, vm)
 }
 
 // allow is called before a call that an open breaker refuses, and a half-open

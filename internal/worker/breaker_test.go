@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,7 +16,7 @@ import (
 func opened() *breaker {
 	b := newBreaker(server1, func() {})
 	for range breakerRow {
-		b.begin()(providers.ErrUnavailable)
+		b.begin("a")(providers.ErrUnavailable)
 	}
 	return b
 }
@@ -32,16 +33,16 @@ func TestBreakerGenerations(t *testing.T) {
 				t.Fatalf("%s: %s, want %s", when, got, want)
 			}
 		}
-		good, bad, create := b.begin(), b.begin(), b.begin()
+		good, bad, create := b.begin("a"), b.begin("a"), b.begin("a")
 		early, err := b.allow()
 		if err != nil {
 			t.Fatal(err)
 		}
 		for range breakerRow {
-			b.begin()(providers.ErrUnavailable)
+			b.begin("a")(providers.ErrUnavailable)
 		}
 		is("after three failures", "open")
-		whileOpen := b.begin()
+		whileOpen := b.begin("a")
 		if _, err := b.allow(); err == nil {
 			t.Error("an open breaker allows a create")
 		}
@@ -68,9 +69,9 @@ func TestBreakerGenerations(t *testing.T) {
 		probe(providers.ErrUnavailable)
 		is("after a probe that fails", "open")
 		time.Sleep(breakerOpenFor + time.Second)
-		long := b.begin() // is waited for by nobody
+		long := b.begin("a") // is waited for by nobody
 		time.Sleep(time.Hour)
-		b.begin()(nil)
+		b.begin("a")(nil)
 		is("after an act that succeeds", "closed")
 		for range breakerRow {
 			create(providers.ErrUnavailable)
@@ -103,6 +104,71 @@ func TestBreakerCountsTimeouts(t *testing.T) {
 			t.Errorf("%s after failures", b)
 		}
 	})
+}
+
+// One sandbox that hangs does not open the breaker of its server, however often
+// it is tried; several do.
+func TestHungSandboxOpensNoBreaker(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		f := w.fake(server1)
+		w.start("w1")
+		for _, vm := range []string{"a", "b", "c", "d"} {
+			w.ready(vm)
+		}
+		state := func() string { time.Sleep(time.Second); h, _ := w.beat(server1); return h.Breaker }
+		heal := f.Inject("Execute", "a", -1, providertest.Injection{Hang: true})
+		blind := f.Inject("Observe", "a", -1, providertest.Injection{Err: providers.ErrTimeout})
+		for i := range 5 {
+			w.await(w.publish("a", events.Act, fmt.Sprint("act", i), act(click(1, 1))))
+			for j := range 5 {
+				w.await(w.publish("a", events.Observe, fmt.Sprint("observe", i, j), struct{}{}))
+			}
+			if s := state(); s != "closed" {
+				t.Fatalf("%s after %d acts and observations of one sandbox that hangs", s, i+1)
+			}
+		}
+		blind()
+		heal()
+		if r := w.await(w.publish("a", events.Act, "well", act(click(1, 1)))); r.Outcome != computer.OK {
+			t.Errorf("%s", mustJSON(r))
+		}
+		f.Inject("Execute", "", -1, providertest.Injection{Hang: true})
+		var all []sent
+		for _, vm := range []string{"b", "c", "d"} {
+			all = append(all, w.publish(vm, events.Act, "2", act(click(1, 1))))
+		}
+		for _, c := range all {
+			w.await(c)
+		}
+		if s := state(); s != "open" {
+			t.Errorf("%s after three sandboxes have hung", s)
+		}
+	})
+}
+
+// What counts of the answers of one sandbox.
+func TestBreakerCountsASandboxOnce(t *testing.T) {
+	b := newBreaker(server1, func() {})
+	tell := func(vm string, errs ...error) {
+		for _, err := range errs {
+			b.begin(vm)(err)
+		}
+	}
+	tell("a", errTimedOut, providers.ErrTimeout, errTimedOut, errKilled, errTimedOut)
+	tell("b", errTimedOut, errTimedOut)
+	if b.String() != "closed" {
+		t.Fatalf("%s after time-outs of two sandboxes", b)
+	}
+	tell("a", nil, errTimedOut, errTimedOut) // it has answered in between: counts again, from the start
+	b.forget("b")
+	tell("b", errTimedOut)
+	if b.String() != "closed" {
+		t.Fatalf("%s after two more", b)
+	}
+	tell("a", fmt.Errorf("%w: %w", providers.ErrUnavailable, providers.ErrTimeout))
+	if b.String() != "open" {
+		t.Errorf("%s after three in a row, the last of a server that is not there", b)
+	}
 }
 
 // An act that began before the breaker opened does not close it, and is served

@@ -267,6 +267,7 @@ func (t *tenure) forget(vm string, fence uint64) {
 	if t.boxes[vm].fence == fence {
 		delete(t.boxes, vm)
 		t.frames.forget(vm)
+		t.breaker.forget(vm)
 	}
 }
 

@@ -172,7 +172,7 @@ func (t *tenure) end(ctx context.Context, vm string) error {
 	var err error
 	for attempt := 0; ; attempt++ {
 		call, stop := context.WithTimeout(ctx, lookTime)
-		_, err = watched(call, t, func(ctx context.Context) (struct{}, error) { return struct{}{}, t.provider.Kill(ctx, vm) })
+		_, err = watched(call, t, vm, func(ctx context.Context) (struct{}, error) { return struct{}{}, t.provider.Kill(ctx, vm) })
 		stop()
 		if err == nil || errors.Is(err, providers.ErrNotFound) {
 			return nil

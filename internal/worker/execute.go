@@ -101,7 +101,7 @@ func (t *tenure) batch(ctx context.Context, c *command) ([]providers.Result, err
 	ctx, cancel := context.WithTimeoutCause(ctx, computer.ActTime(c.actions), errTimedOut)
 	defer cancel()
 	for {
-		results, err := watched(ctx, t, func(ctx context.Context) ([]providers.Result, error) {
+		results, err := watched(ctx, t, c.VM, func(ctx context.Context) ([]providers.Result, error) {
 			return t.provider.Execute(ctx, providers.Batch{VM: c.VM, Fence: c.fence, Epoch: t.lease.Epoch, Key: c.token, Actions: c.actions})
 		})
 		var limited *providers.RateLimitError
@@ -193,7 +193,7 @@ func (t *tenure) observe(ctx context.Context, c *command) verdict {
 func (t *tenure) suspend(ctx context.Context, c *command) verdict {
 	bound, cancel := context.WithTimeoutCause(ctx, pauseTime, errTimedOut)
 	defer cancel()
-	_, err := watched(bound, t, func(ctx context.Context) (struct{}, error) {
+	_, err := watched(bound, t, c.VM, func(ctx context.Context) (struct{}, error) {
 		if c.Verb == events.Pause {
 			return struct{}{}, t.provider.Pause(ctx, c.VM)
 		}
@@ -263,9 +263,9 @@ type panicError struct {
 
 func (e *panicError) Error() string { return fmt.Sprintf("the provider panicked: %v", e.value) }
 
-// watched is bounded for a call that the breaker is told of.
-func watched[T any](ctx context.Context, t *tenure, fn func(context.Context) (T, error)) (T, error) {
-	done := t.breaker.begin()
+// watched is bounded for a call at one sandbox that the breaker is told of.
+func watched[T any](ctx context.Context, t *tenure, vm string, fn func(context.Context) (T, error)) (T, error) {
+	done := t.breaker.begin(vm)
 	v, err := bounded(ctx, fn)
 	done(err)
 	t.logPanic(err)

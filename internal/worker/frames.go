@@ -136,7 +136,7 @@ func (t *tenure) keep(ctx context.Context, vm string, image []byte) (computer.Pi
 func (t *tenure) picture(ctx context.Context, vm string) (*computer.Observation, error) {
 	bound, cancel := context.WithTimeoutCause(ctx, computer.ObserveTime, errTimedOut)
 	defer cancel()
-	view, err := watched(bound, t, func(ctx context.Context) (providers.View, error) { return t.provider.Observe(ctx, vm) })
+	view, err := watched(bound, t, vm, func(ctx context.Context) (providers.View, error) { return t.provider.Observe(ctx, vm) })
 	if err != nil {
 		if errors.Is(err, providers.ErrLost) || errors.Is(err, providers.ErrNotFound) {
 			ask(t.look)

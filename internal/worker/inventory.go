@@ -96,6 +96,7 @@ func (t *tenure) serveListed(here map[placement]providers.Sandbox, record kv.Ser
 		_, listed := here[placement{vm, b.fence}]
 		if a, ok := record.Allocs[vm]; !listed && (!ok || a.Fence != b.fence) {
 			delete(t.boxes, vm)
+			t.breaker.forget(vm)
 		}
 	}
 	for vm, k := range t.killed {
@@ -153,7 +154,7 @@ func (t *tenure) reapOne(ctx context.Context, at placement) {
 		return
 	}
 	t.log.Warn("killing a sandbox without allocation", "vm", at.vm, "fence", at.fence)
-	_, err = watched(look, t, func(ctx context.Context) (struct{}, error) { return struct{}{}, t.provider.Kill(ctx, at.vm) })
+	_, err = watched(look, t, at.vm, func(ctx context.Context) (struct{}, error) { return struct{}{}, t.provider.Kill(ctx, at.vm) })
 	if err != nil {
 		t.log.Warn("orphan not killed; trying again", "vm", at.vm, "err", err)
 		return
