@@ -10,13 +10,18 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"berth/internal/events"
 )
 
 // dev is a running `berth dev`.
 type dev struct {
 	*process
 	url, demo string
-	dir       string // its temporary directory
+	js        jetstream.JetStream // for the test's own eyes
+	dir       string              // its temporary directory
 }
 
 func startDev(t *testing.T) *dev {
@@ -30,6 +35,7 @@ func startDevWith(t *testing.T, env []string, args ...string) *dev {
 	d := &dev{dir: dir, process: start(t, program("berth"), append(env, "TMPDIR="+dir), append([]string{"dev", "--nats-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"}, args...)...)}
 	d.until(60*time.Second, false, "ready")
 	d.url, d.demo = d.line("NATS "), d.line("demo app ")
+	_, d.js = connect(t, d.url)
 	return d
 }
 
@@ -48,20 +54,16 @@ type placement struct {
 
 func (d *dev) ready(t *testing.T, vm string) placement {
 	t.Helper()
-	var p placement
-	eventually(t, 20*time.Second, vm+" to be ready", func() error {
-		out, code := run(t, filepath.Join(bin, "nats"), "--server", d.url, "kv", "get", "PLACEMENTS", "vm."+vm, "--raw")
-		if code != 0 {
-			return fmt.Errorf("exit %d: %s", code, out)
-		}
-		if err := json.Unmarshal([]byte(out), &p); err != nil {
-			return err
-		}
+	awaitKey(t, d.js, "PLACEMENTS", "vm."+vm, 20*time.Second, func(p placement) error {
 		if p.Phase != "ready" {
 			return fmt.Errorf("phase %s", p.Phase)
 		}
 		return nil
 	})
+	var p placement
+	if err := json.Unmarshal([]byte(d.cli(t, "kv", "get", "PLACEMENTS", "vm."+vm, "--raw")), &p); err != nil {
+		t.Fatal(err)
+	}
 	return p
 }
 
@@ -111,19 +113,21 @@ func TestEverythingWithTheNATSCLI(t *testing.T) {
 	heard.until(10*time.Second, true, `Received on "event.default.structured.ready"`)
 	heard.until(10*time.Second, true, `Received on "event.default.binary.ready"`)
 
-	var view struct {
+	type view struct {
 		ID, Health, Admin string
 		Used              int
 	}
-	eventually(t, 10*time.Second, "SERVERS to show two sandboxes", func() error {
-		if err := json.Unmarshal([]byte(d.cli(t, "kv", "get", "SERVERS", "playwright-01", "--raw")), &view); err != nil {
-			return err
-		}
-		if view.ID != "playwright-01" || view.Health != "healthy" || view.Admin != "active" || view.Used != 2 {
-			return fmt.Errorf("%+v", view)
+	want := view{"playwright-01", "healthy", "active", 2}
+	awaitKey(t, d.js, "SERVERS", "playwright-01", 10*time.Second, func(v view) error {
+		if v != want {
+			return fmt.Errorf("%+v", v)
 		}
 		return nil
 	})
+	var shown view
+	if err := json.Unmarshal([]byte(d.cli(t, "kv", "get", "SERVERS", "playwright-01", "--raw")), &shown); err != nil || shown != want {
+		t.Errorf("SERVERS shows %+v, %v", shown, err)
+	}
 
 	// A published act clicks, whether the publisher knows the server or not.
 	act := func(id, vm, session string) string {
@@ -142,16 +146,19 @@ func TestEverythingWithTheNATSCLI(t *testing.T) {
 	heard.until(10*time.Second, true, `Received on "event.default.binary.finished"`)
 
 	// The results, and the pictures that they name.
-	results := ""
-	eventually(t, 10*time.Second, "RESULTS to show the act", func() error {
-		// `stream view` pages, and wants a terminal for it. The click is on the
-		// page before the act's result, which names its picture, is stored.
-		out, code := run(t, "script", "-qec", fmt.Sprintf("%s --server %s stream view RESULTS 100", filepath.Join(bin, "nats"), d.url), "/dev/null")
-		if results = out; code != 0 || !strings.Contains(out, `"type":"berth.command.finished.v1"`) || !strings.Contains(out, `"commandId":"a1"`) || !strings.Contains(out, `"object":"structured/`) {
-			return fmt.Errorf("exit %d: %s", code, tail(out, 5))
+	await(t, d.js, "RESULTS", "sandbox.playwright-01.structured.result."+events.Token("/e2e", "a1"), 10*time.Second, func(data []byte) error {
+		// The click is on the page before the act's result, which names its
+		// picture, is stored.
+		if !strings.Contains(string(data), `"type":"berth.command.finished.v1"`) {
+			return fmt.Errorf("%s", data)
 		}
 		return nil
 	})
+	// `stream view` pages, and wants a terminal for it.
+	results, code := run(t, "script", "-qec", fmt.Sprintf("%s --server %s stream view RESULTS 100", filepath.Join(bin, "nats"), d.url), "/dev/null")
+	if code != 0 || !strings.Contains(results, `"type":"berth.command.finished.v1"`) || !strings.Contains(results, `"commandId":"a1"`) {
+		t.Fatalf("stream view: exit %d: %s", code, tail(results, 5))
+	}
 	_, rest, found := strings.Cut(results, `"object":"structured/`)
 	if !found {
 		t.Fatalf("no picture in RESULTS:\n%s", results)

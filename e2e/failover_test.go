@@ -25,7 +25,7 @@ func TestTheOtherOfEachPairFinishes(t *testing.T) {
 		map[string]any{"type": "click", "x": 160, "y": 254, "name": "one click"},
 		map[string]any{"check": "title", "contains": "click=1 "},
 	}
-	for range 40 {
+	for range 20 {
 		items = append(items, map[string]any{"type": "wait", "seconds": 0.4, "unknown": "continue"})
 	}
 	script["script"] = append(items, map[string]any{"check": "title", "contains": "click=1 ", "name": "still one click"})
@@ -43,7 +43,7 @@ func TestTheOtherOfEachPairFinishes(t *testing.T) {
 	_, js := f.connect(t, "operator")
 	ctx := t.Context()
 
-	// The active scheduler: the other places the next sandbox.
+	// The active scheduler, just before a sandbox is asked for: the other places it.
 	leases, err := js.KeyValue(ctx, kv.BucketLeases)
 	if err != nil {
 		t.Fatal(err)
@@ -56,54 +56,51 @@ func TestTheOtherOfEachPairFinishes(t *testing.T) {
 	if err := json.Unmarshal(entry.Value(), &holder); err != nil {
 		t.Fatal(err)
 	}
-	f.named(t, holder.Holder).kill()
-	killed := time.Now()
-	const create = `{"specversion":"1.0","id":"after","source":"/e2e","type":"berth.sandbox.create.v1","data":{"vmId":"after"}}`
-	cli(t, f.url("service"), "--inbox-prefix", "_INBOX.service", "pub", "request.default.sandbox.create", create)
 	placements, err := js.KeyValue(ctx, kv.BucketPlacements)
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 20*time.Second, "the other scheduler to place a sandbox", func() error {
-		rec, _, err := kv.Get[kv.Placement](ctx, placements, kv.VMKey("after"))
-		if err == nil && rec.Phase != kv.Ready {
-			err = fmt.Errorf("phase %s", rec.Phase)
-		}
-		return err
-	})
-	t.Logf("a sandbox was ready %s after its scheduler was killed", time.Since(killed).Round(time.Millisecond))
-
-	// The runner that owns the loop: the other goes on with the journal.
-	loop := strings.TrimSuffix(strings.Fields(r.line("loop "))[0], ":")
-	runners := map[string]bool{}
-	for e, err := range looprunner.Follow(ctx, js, "default", loop) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if e.Name == events.LoopActedName {
-			runners[e.Head.Runner] = true
-			if time.Since(e.Stored) < time.Second {
-				f.named(t, e.Head.Runner).kill()
-				break
-			}
-		}
-	}
-	for e, err := range looprunner.Follow(ctx, js, "default", loop) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if runners[e.Head.Runner] = true; len(runners) > 1 && e.Name == events.LoopActedName {
-			break
-		}
-	}
-
-	// The worker that serves the sandbox's server: the other adopts its browser.
 	rec, _, err := kv.Get[kv.Placement](ctx, placements, kv.VMKey("survivor"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	worker := f.servers(t)[rec.ServerID].Worker
-	f.named(t, worker).kill()
+	f.named(t, holder.Holder).kill()
+	killed := time.Now()
+	const create = `{"specversion":"1.0","id":"after","source":"/e2e","type":"berth.sandbox.create.v1","data":{"vmId":"after","queueTimeoutSeconds":120}}`
+	cli(t, f.url("service"), "--inbox-prefix", "_INBOX.service", "pub", "request.default.sandbox.create", create)
+
+	// In the middle of an act the worker that serves the sandbox's server, and
+	// the runner that owns the loop: others adopt the browser and the journal.
+	loop := strings.TrimSuffix(strings.Fields(r.line("loop "))[0], ":")
+	var runner string
+	for e, err := range looprunner.Follow(ctx, js, "default", loop) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Name == events.LoopDecidedName && time.Since(e.Stored) < time.Second {
+			f.named(t, worker).kill()
+			runner = e.Head.Runner
+			f.named(t, runner).kill()
+			break
+		}
+	}
+	for e, err := range looprunner.Follow(ctx, js, "default", loop) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Head.Runner != runner && e.Name == events.LoopActedName {
+			t.Logf("the loop went on %s after its runner and worker were killed", e.Stored.Sub(killed).Round(time.Millisecond))
+			break
+		}
+	}
+	awaitKey(t, js, kv.BucketPlacements, kv.VMKey("after"), 60*time.Second, func(rec kv.Placement) error {
+		if rec.Phase != kv.Ready {
+			return fmt.Errorf("phase %s", rec.Phase)
+		}
+		t.Logf("a sandbox was ready %s after its scheduler was killed", rec.ReadyAt.Sub(killed).Round(time.Millisecond))
+		return nil
+	})
 
 	if code := r.wait(90 * time.Second); code != 0 {
 		t.Fatalf("the loop did not outlive the crashes: exit %d", code)

@@ -7,10 +7,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -28,6 +31,14 @@ var bin string
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
 func testMain(m *testing.M) int {
+	// The tests wait for processes of their own more than they compute.
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+		if err := f.Value.Set("4"); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
 	if bin = os.Getenv("BERTH_BIN"); bin == "" {
 		dir, err := os.MkdirTemp("", "berth-e2e-")
 		if err != nil {
@@ -65,27 +76,37 @@ type process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
 
-	mu  sync.Mutex
-	out bytes.Buffer
+	mu      sync.Mutex
+	out     bytes.Buffer
+	printed chan struct{} // closed and renewed at each output
 }
 
 // Write takes in what the process prints, on either stream.
 func (p *process) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	close(p.printed)
+	p.printed = make(chan struct{})
 	return p.out.Write(b)
 }
 
 func (p *process) output() string {
+	out, _ := p.outputAnd()
+	return out
+}
+
+// outputAnd is the output so far, and a channel that is closed when there is
+// more.
+func (p *process) outputAnd() (string, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.out.String()
+	return p.out.String(), p.printed
 }
 
 // start runs a program until the test ends.
 func start(t *testing.T, name string, env []string, args ...string) *process {
 	t.Helper()
-	p := &process{t: t, name: filepath.Base(name), done: make(chan struct{})}
+	p := &process{t: t, name: filepath.Base(name), done: make(chan struct{}), printed: make(chan struct{})}
 	p.cmd = exec.Command(name, args...)
 	p.cmd.Env = append(environment(t), env...)
 	p.cmd.Stdout, p.cmd.Stderr = p, p
@@ -158,20 +179,26 @@ func (p *process) wait(atMost time.Duration) int {
 // where part is set.
 func (p *process) until(atMost time.Duration, part bool, want string) {
 	p.t.Helper()
-	eventually(p.t, atMost, p.name+" to print "+want, func() error {
-		select {
-		case <-p.done:
-			p.t.Fatalf("%s ended with %d", p.name, p.cmd.ProcessState.ExitCode())
-		default:
-		}
-		out := p.output()
+	limit := time.NewTimer(atMost)
+	defer limit.Stop()
+	for {
+		out, more := p.outputAnd()
 		for line := range strings.SplitSeq(out, "\n") {
 			if line == want || part && strings.Contains(line, want) {
-				return nil
+				return
 			}
 		}
-		return errors.New("not printed")
-	})
+		select {
+		case <-more:
+		case <-p.done:
+			if out != p.output() {
+				continue // its last words
+			}
+			p.t.Fatalf("%s ended with %d and has not printed %q", p.name, p.cmd.ProcessState.ExitCode(), want)
+		case <-limit.C:
+			p.t.Fatalf("waited %s for %s to print %q", atMost, p.name, want)
+		}
+	}
 }
 
 // line returns what follows a prefix in the output.
@@ -186,15 +213,70 @@ func (p *process) line(prefix string) string {
 	return ""
 }
 
+// lookEvery is how often eventually looks at what tells nobody that it has
+// changed.
+const lookEvery = 30 * time.Millisecond
+
+// eventually waits until check returns nil.
 func eventually(t *testing.T, atMost time.Duration, what string, check func() error) {
 	t.Helper()
-	var err error
-	for end := time.Now().Add(atMost); time.Now().Before(end); time.Sleep(30 * time.Millisecond) {
-		if err = check(); err == nil {
+	ctx, cancel := context.WithTimeout(t.Context(), atMost)
+	defer cancel()
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			t.Fatalf("waited %s for %s: %v", atMost, what, err)
+		}
+	}
+}
+
+// await reads a subject along, from its last message on, until check accepts one.
+func await(t *testing.T, js jetstream.JetStream, stream, subject string, atMost time.Duration, check func(data []byte) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), atMost)
+	defer cancel()
+	cons, err := js.OrderedConsumer(ctx, stream, jetstream.OrderedConsumerConfig{
+		FilterSubjects: []string{subject}, DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy})
+	if err != nil {
+		t.Fatalf("read %s: %v", subject, err)
+	}
+	msgs, err := cons.Messages()
+	if err != nil {
+		t.Fatalf("read %s: %v", subject, err)
+	}
+	defer msgs.Stop()
+	err = errors.New("no message")
+	for {
+		msg, nerr := msgs.Next(jetstream.NextContext(ctx))
+		switch {
+		case ctx.Err() != nil:
+			t.Fatalf("waited %s on %s: %v", atMost, subject, err)
+		case nerr != nil:
+			continue // the consumer is made anew
+		}
+		if err = check(msg.Data()); err == nil {
 			return
 		}
 	}
-	t.Fatalf("waited %s for %s: %v", atMost, what, err)
+}
+
+// awaitKey is await on a key of a bucket.
+func awaitKey[T any](t *testing.T, js jetstream.JetStream, bucket, key string, atMost time.Duration, check func(T) error) {
+	t.Helper()
+	await(t, js, "KV_"+bucket, "$KV."+bucket+"."+key, atMost, func(data []byte) error {
+		var v T
+		if err := json.Unmarshal(data, &v); err != nil {
+			return fmt.Errorf("%q: %w", data, err)
+		}
+		return check(v)
+	})
 }
 
 func tail(s string, lines int) string {
@@ -287,7 +369,12 @@ func (s *natsServer) url(user string) string {
 // connect is for the test's own eyes.
 func (s *natsServer) connect(t *testing.T, user string) (*nats.Conn, jetstream.JetStream) {
 	t.Helper()
-	nc, err := nats.Connect(s.url(user), nats.CustomInboxPrefix("_INBOX."+user), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	return connect(t, s.url(user), nats.CustomInboxPrefix("_INBOX."+user))
+}
+
+func connect(t *testing.T, url string, opts ...nats.Option) (*nats.Conn, jetstream.JetStream) {
+	t.Helper()
+	nc, err := nats.Connect(url, append(opts, nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))...)
 	if err != nil {
 		t.Fatal(err)
 	}

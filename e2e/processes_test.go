@@ -59,15 +59,15 @@ func (f *fleet) start(t *testing.T, name string, env ...string) *process {
 // healthy waits until the servers are.
 func (f *fleet) healthy(t *testing.T, ids ...string) {
 	t.Helper()
-	eventually(t, 40*time.Second, fmt.Sprintf("%v to be healthy", ids), func() error {
-		views := f.servers(t)
-		for _, id := range ids {
-			if views[id].Health != "healthy" {
-				return fmt.Errorf("%s is %+v", id, views[id])
+	_, js := f.connect(t, "operator")
+	for _, id := range ids {
+		awaitKey(t, js, "SERVERS", id, 40*time.Second, func(v view) error {
+			if v.Health != "healthy" {
+				return fmt.Errorf("%+v", v)
 			}
-		}
-		return nil
-	})
+			return nil
+		})
+	}
 }
 
 type view struct{ ID, Health, Admin, Worker string }
@@ -103,18 +103,10 @@ func (f *fleet) seldom(t *testing.T) {
 	_, js := f.connect(t, "operator")
 	has := func(stream, subject string, want ...string) {
 		t.Helper()
-		s, err := js.Stream(t.Context(), stream)
-		if err != nil {
-			t.Fatal(err)
-		}
-		eventually(t, 20*time.Second, fmt.Sprintf("%v on %s", want, subject), func() error {
-			msg, err := s.GetLastMsgForSubject(t.Context(), subject)
-			if err != nil {
-				return err
-			}
+		await(t, js, stream, subject, 20*time.Second, func(data []byte) error {
 			for _, w := range want {
-				if !strings.Contains(string(msg.Data), w) {
-					return fmt.Errorf("%s", msg.Data)
+				if !strings.Contains(string(data), w) {
+					return fmt.Errorf("%s", data)
 				}
 			}
 			return nil
