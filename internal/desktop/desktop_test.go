@@ -406,6 +406,33 @@ func TestPrograms(t *testing.T) {
 	awaitFile(t, filepath.Join(s.person.Home, "typed"), words+"\n")
 }
 
+// Who looks after input sees what it did, also where the program in front is
+// slow to handle it.
+func TestLookingWaitsForInput(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	const words = "what was typed"
+	if err := os.WriteFile(filepath.Join(s.person.Home, "note.txt"), []byte(words), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	do(t, s, computer.Action{Type: computer.Open, Target: "note.txt"}, press("Control", "a"), press("Control", "c"))
+	do(t, s, computer.Action{Type: computer.ClipboardRead}, text(computer.ClipboardWrite, "old"))
+	for group := range s.opened {
+		if err := syscall.Kill(-group, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		defer time.AfterFunc(lookWithin/2, func() {
+			if err := syscall.Kill(-group, syscall.SIGCONT); err != nil {
+				t.Error(err)
+			}
+		}).Stop()
+	}
+	results := do(t, s, press("Control", "c"), computer.Action{Type: computer.ClipboardRead})
+	if got := string(results[1].Value); got != `"`+words+`"` {
+		t.Errorf("the clipboard holds %s", got)
+	}
+}
+
 func awaitFile(t *testing.T, file, want string) {
 	t.Helper()
 	eventually(t, func() string {

@@ -162,8 +162,40 @@ func (s *Session) releaseAll() error {
 	return errors.Join(s.mouse.releaseAll(), s.screen.keys.releaseAll())
 }
 
+// isInput reports whether an action gives the programs something to handle.
+func isInput(t computer.Type) bool {
+	switch t {
+	case computer.Click, computer.Move, computer.Drag, computer.Scroll, computer.MouseDown, computer.MouseUp,
+		computer.TypeText, computer.Key, computer.Hold:
+		return true
+	}
+	return false
+}
+
+// lookWithin bounds the wait for a program to handle its input before somebody
+// looks at what came of it.
+const lookWithin = 500 * time.Millisecond
+
+// look waits, before anybody looks at what the input so far has done, until the
+// program in front has handled it, where that program can say so. Input itself
+// does not wait.
+func (s *Session) look(ctx context.Context) error {
+	if !s.behind.Swap(false) {
+		return nil
+	}
+	_, err := s.screen.caughtUp(ctx, lookWithin)
+	return err
+}
+
 // act runs one action.
 func (s *Session) act(ctx context.Context, a computer.Action, out *Result) error {
+	if isInput(a.Type) {
+		defer s.behind.Store(true)
+	} else if a.Type != computer.Wait && a.Type != computer.Cursor {
+		if err := s.look(ctx); err != nil {
+			return err
+		}
+	}
 	switch a.Type {
 	case computer.Screenshot, computer.Zoom:
 		var region computer.Rect
@@ -259,7 +291,8 @@ type Shot struct {
 	Title  string // of the active window; "" where there is none
 }
 
-// Picture takes a picture. It does not wait for batches.
+// Picture takes a picture, of what the input so far has done (see look). It does
+// not wait for batches.
 func (s *Session) Picture(ctx context.Context) (Shot, error) {
 	type answer struct {
 		shot Shot
@@ -267,7 +300,12 @@ func (s *Session) Picture(ctx context.Context) (Shot, error) {
 	}
 	done := make(chan answer, 1)
 	go func() {
-		png, at, err := s.screen.Picture(computer.Rect{})
+		var png []byte
+		var at computer.Point
+		err := s.look(ctx)
+		if err == nil {
+			png, at, err = s.screen.Picture(computer.Rect{})
+		}
 		var front shown
 		if err == nil {
 			front, err = s.screen.shown()

@@ -12,8 +12,13 @@ import (
 // caughtUp waits until the program that has the keyboard has handled what was
 // sent to it so far. Programs of toolkits say so when they are asked
 // (_NET_WM_PING of the Extended Window Manager Hints, in the order of events);
-// for others it reports false at once. It does not wait longer than within.
+// for others, and while another caller asks, it reports false at once. It does
+// not wait longer than within.
 func (s *Screen) caughtUp(ctx context.Context, within time.Duration) (bool, error) {
+	if !s.asking.TryLock() {
+		return false, nil
+	}
+	defer s.asking.Unlock()
 	window, err := s.keyboardOwner()
 	if err != nil || window == 0 {
 		return false, err

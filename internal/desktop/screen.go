@@ -34,7 +34,8 @@ type Screen struct {
 	gone  chan struct{} // closed when the connection has ended
 
 	pongs  chan uint32 // serials of pings that were answered
-	serial uint32      // of the last ping
+	asking sync.Mutex
+	serial uint32 // of the last ping
 
 	mu      sync.Mutex // the capture buffer
 	segment shm.Seg

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -58,6 +59,7 @@ type Session struct {
 	mu     sync.Mutex
 	env    []string
 	extra  []string
+	behind atomic.Bool  // input was sent since somebody looked
 	opened map[int]bool // process groups of programs that `open` started
 
 	server *exec.Cmd

@@ -121,7 +121,7 @@ func (m *desktops) Start(ctx context.Context, dir string, slot int, d computer.D
 		return nil, fmt.Errorf("encode the agent's configuration: %w", err)
 	}
 	p, err := jail.Start(jail.Spec{
-		ID: filepath.Base(dir), Dir: dir, Slot: slot, Limits: m.opts.Limits, Agent: raw, Weak: m.probe.Weak,
+		ID: filepath.Base(dir), Dir: dir, Slot: slot, Limits: m.opts.Limits, Agent: raw, Weak: m.probe.Weak, Ephemeral: m.opts.Ephemeral,
 		Network: jail.Network{Out: m.probe.Network, Open: m.opts.OpenNetworks},
 	})
 	if err != nil {

@@ -69,7 +69,8 @@ func runInit() error {
 	} else if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("adopt orphans: %w", err)
 	}
-	if n, err := os.NewFile(fdGate, "gate").Read(make([]byte, 1)); n != 1 {
+	gate := os.NewFile(fdGate, "gate")
+	if n, err := gate.Read(make([]byte, 1)); n != 1 {
 		return fmt.Errorf("the server gave up on this sandbox: %w", err)
 	}
 	if !config.Weak.Namespaces {
@@ -79,6 +80,15 @@ func runInit() error {
 	}
 	if config.Probe {
 		return nil
+	}
+	if config.Gated {
+		go func() {
+			_, _ = gate.Read(make([]byte, 1)) // nothing is sent: it ends with the server
+			if config.Weak.Namespaces {
+				killTree(os.Getpid())
+			}
+			os.Exit(1)
+		}()
 	}
 	return supervise(config)
 }

@@ -46,6 +46,9 @@ type Spec struct {
 	Network Network
 	Agent   json.RawMessage // handed to the agent
 	Weak    Weakness        // what is left out, because the host denies it
+
+	// Ephemeral has the sandbox end with this process, however that ends.
+	Ephemeral bool
 }
 
 // Limits of a sandbox. 0 is no limit.
@@ -97,10 +100,14 @@ func Start(spec Spec) (_ *Process, err error) {
 	if p.Started, err = startTime(p.PID); err == nil {
 		err = c.release(p)
 	}
+	held := c.gate
+	if spec.Ephemeral {
+		c.gate = nil // open until the sandbox ends, or with this process
+	}
 	go func() {
-		if err := c.cmd.Wait(); err != nil { // however it ended, it is gone
-			close(p.gone)
-			return
+		_ = c.cmd.Wait() // however it ended, it is gone
+		if spec.Ephemeral {
+			_ = held.Close() // nobody reads it any more
 		}
 		close(p.gone)
 	}()
@@ -152,10 +159,11 @@ type initConfig struct {
 	Network bool
 	Agent   json.RawMessage
 	Probe   bool
+	Gated   bool // end when the gate closes
 }
 
 func (c *child) start(listener *os.File) error {
-	config := initConfig{Weak: c.spec.Weak, Files: c.spec.Limits.Files, Agent: c.spec.Agent, Network: c.spec.Network.Out, Probe: c.spec.Agent == nil}
+	config := initConfig{Weak: c.spec.Weak, Files: c.spec.Limits.Files, Agent: c.spec.Agent, Network: c.spec.Network.Out, Probe: c.spec.Agent == nil, Gated: c.spec.Ephemeral}
 	var err error
 	if config.Blocked, err = blocked(c.spec.Network.Open); err != nil {
 		return err
