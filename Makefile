@@ -8,14 +8,18 @@ GO ?= go
 PROGRAMS := berth scheduler worker loop-runner sandboxd
 SOURCES := go.mod go.sum $(shell find cmd internal -type f -not -name '*_test.go' 2>/dev/null)
 
-.PHONY: help run test nightly dev bench lint fuzz generate verify build setup clean
+.PHONY: help run run-desktop test nightly dev bench lint fuzz generate verify build setup clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(BIN)/berth ## the main job on a real browser: needs nothing running, ends by itself
 	@scripts/setup.sh
 	@$(BIN)/berth run --script examples/main.json
+
+run-desktop: $(BIN)/berth ## the main job on a real X11 desktop: an editor, a file, a browser; needs root
+	@scripts/setup.sh desktop
+	@$(BIN)/berth run --desktop --script examples/desktop.json
 
 dev: $(BIN)/berth ## everything in one process on an embedded NATS server, until Ctrl-C
 	@scripts/setup.sh

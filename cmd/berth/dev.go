@@ -19,20 +19,41 @@ import (
 type devOptions struct {
 	nats, http, data string
 	servers          int
+	desktops
+}
+
+// desktops are the flags of a stack with a server of desktops.
+type desktops struct{ desktop, weaker bool }
+
+func (d *desktops) register(c *call, purpose string) {
+	c.flags.BoolVar(&d.desktop, "desktop", false, purpose)
+	c.flags.BoolVar(&d.weaker, "allow-weaker-isolation", false, "with --desktop: start also where this machine cannot isolate or limit desktops")
+}
+
+func (d *desktops) check() error {
+	if d.weaker && !d.desktop {
+		return badUsage("--allow-weaker-isolation is about desktops: it goes with --desktop")
+	}
+	return nil
 }
 
 func devCommand() *command {
 	return &command{name: "dev", local: true, summary: "Run everything in one process on an embedded NATS server",
 		detail: `An embedded NATS server with JetStream, a scheduler, a worker with Playwright servers,
 a loop-runner and the demo application, until Ctrl-C or SIGTERM. It prints "ready" on a
-line of its own when it serves. There are no accounts: bind it to loopback only.`,
+line of its own when it serves. There are no accounts: bind it to loopback only.
+
+With --desktop the worker has a server of X11 desktops too, desktop-01: what sandboxd
+serves, in this process. It needs root. Desktops reach public addresses only, and so not
+the demo application.`,
 		flags: func(c *call) {
 			o := &devOptions{}
 			c.opts = o
 			c.flags.StringVar(&o.nats, "nats-addr", "127.0.0.1:4222", "where NATS listens (`host:port`); port 0 takes a free one")
 			c.flags.StringVar(&o.http, "http-addr", "127.0.0.1:8088", "where the demo application listens (`host:port`)")
 			c.flags.StringVar(&o.data, "data", "", "keep the data in this `directory`; without it they are temporary")
-			c.flags.IntVar(&o.servers, "servers", 1, "so many Playwright servers (`n`)")
+			c.flags.IntVar(&o.servers, "servers", 1, "so many Playwright servers (`n`); 0 with --desktop")
+			o.register(c, "a server of X11 desktops too")
 		},
 		run: func(ctx context.Context, c *call) error {
 			if err := c.noArgs(); err != nil {
@@ -45,8 +66,11 @@ line of its own when it serves. There are no accounts: bind it to loopback only.
 			if err := checkAddr("--http-addr", o.http); err != nil {
 				return err
 			}
-			if o.servers < 1 || o.servers > 10 {
-				return badUsage("--servers: %d is not in 1 to 10", o.servers)
+			if err := o.check(); err != nil {
+				return err
+			}
+			if o.servers < 0 || o.servers == 0 && !o.desktop || o.servers > 10 {
+				return badUsage("--servers: %d is not in 1 to 10 (or 0 with --desktop)", o.servers)
 			}
 			if o.data != "" {
 				abs, err := filepath.Abs(o.data)
@@ -60,7 +84,7 @@ line of its own when it serves. There are no accounts: bind it to loopback only.
 				return err
 			}
 			return c.withTelemetry(ctx, slog.LevelInfo, func(tel *telemetry.Telemetry) error {
-				return devstack.Run(ctx, devstack.Options{NATSAddr: o.nats, HTTPAddr: o.http, DataDir: o.data, Servers: o.servers, Prices: prices, Telemetry: tel},
+				return devstack.Run(ctx, devstack.Options{NATSAddr: o.nats, HTTPAddr: o.http, DataDir: o.data, Servers: o.servers, Desktop: o.desktop, Weaker: o.weaker, Prices: prices, Telemetry: tel},
 					func(ctx context.Context, s *devstack.Stack) error {
 						fmt.Fprintf(c.stdout, "NATS      %s\ndemo app  %s\nservers   %s\n", s.NATSURL, s.DemoURL, strings.Join(s.Servers, ", "))
 						fmt.Fprintf(c.stdout, "try       berth run --server %s --script examples/main.json\n          berth servers --server %s\nready\n", s.NATSURL, s.NATSURL)

@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"berth/internal/program"
+	"berth/internal/sandboxd"
 )
 
 // command is one of berth's commands.
@@ -79,7 +80,10 @@ func commands() []*command {
 	}
 }
 
-func main() { os.Exit(run()) }
+func main() {
+	sandboxd.TakeOver() // in a desktop's own processes it does not return
+	os.Exit(run())
+}
 
 func run() int {
 	ctx, stop := program.Signals(context.Background())

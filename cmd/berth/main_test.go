@@ -14,9 +14,11 @@ import (
 	"berth/internal/bus"
 	"berth/internal/natsd"
 	"berth/internal/program/programtest"
+	"berth/internal/sandboxd"
 )
 
 func TestMain(m *testing.M) {
+	sandboxd.TakeOver()
 	testscript.Main(m, map[string]func(){"berth": func() { os.Exit(run()) }})
 }
 

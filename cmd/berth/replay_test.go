@@ -284,7 +284,7 @@ func withStack(t *testing.T, use func(ctx context.Context, s *devstack.Stack)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = devstack.Run(t.Context(), devstack.Options{NATSAddr: "127.0.0.1:0", DataDir: t.TempDir(), Telemetry: tel}, func(ctx context.Context, s *devstack.Stack) error {
+	err = devstack.Run(t.Context(), devstack.Options{Servers: 1, NATSAddr: "127.0.0.1:0", DataDir: t.TempDir(), Telemetry: tel}, func(ctx context.Context, s *devstack.Stack) error {
 		use(ctx, s)
 		return nil
 	})

@@ -32,6 +32,7 @@ type runOptions struct {
 	out                 string
 	limits              string
 	keep                bool
+	desktops
 }
 
 // stopPatience is how long an interrupted run waits for its loop to end.
@@ -58,6 +59,7 @@ Exit codes: 0 the loop succeeded, 1 it failed (the output says which step and wh
 			c.flags.StringVar(&o.tenant, "tenant", "default", "`tenant` to run for")
 			c.flags.StringVar(&o.out, "out", "out", "`directory` for pictures and journals")
 			c.flags.BoolVar(&o.keep, "keep", false, "keep the sandbox after the loop (with --server)")
+			o.register(c, "without --server: on an X11 desktop, on a stack that has nothing else")
 		},
 		run: func(ctx context.Context, c *call) error {
 			o := c.opts.(*runOptions)
@@ -73,6 +75,9 @@ Exit codes: 0 the loop succeeded, 1 it failed (the output says which step and wh
 			// The script is checked before anything is started.
 			if err := r.load(ctx); err != nil {
 				return err
+			}
+			if cfg.Bus.URL != "" && o.desktop {
+				return badUsage("--desktop starts a stack of its own; leave out --server and NATS_URL, or leave out --desktop and have the script require \"desktop\"")
 			}
 			if cfg.Bus.URL != "" {
 				cl, err := c.connect(ctx)
@@ -111,6 +116,9 @@ func (c *call) checkRun(o *runOptions) error {
 			return badUsage("--model %s follows a script and needs --script FILE; it cannot reach a goal by thought", o.model)
 		}
 	}
+	if err := o.check(); err != nil {
+		return err
+	}
 	if o.role != "" {
 		if err := events.CheckID("--role", o.role); err != nil {
 			return badUsage("%v", err)
@@ -133,7 +141,11 @@ func (c *call) runInside(ctx context.Context, r *runner) error {
 		// A signal stops the loop first; the stack ends when the loop has.
 		inside := context.WithoutCancel(ctx)
 		var result error
-		err := devstack.Run(inside, devstack.Options{Prices: prices, Telemetry: tel}, func(stack context.Context, s *devstack.Stack) error {
+		options := devstack.Options{Servers: 1, Prices: prices, Telemetry: tel}
+		if r.o.desktop {
+			options.Servers, options.Desktop, options.Weaker = 0, true, r.o.weaker
+		}
+		err := devstack.Run(inside, options, func(stack context.Context, s *devstack.Stack) error {
 			cl := &client{nc: s.NC, js: s.JS, log: tel.Log, tracer: tel.Tracer.Tracer("berth/cli"), close: func() {}}
 			both, cancel := context.WithCancelCause(stack)
 			defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()

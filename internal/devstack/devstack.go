@@ -1,9 +1,9 @@
 // Package devstack runs everything in one process: an embedded NATS server
-// with JetStream, a scheduler, a worker with Playwright servers, a loop-runner
-// and the demo application. It is what `berth dev` serves and what `berth run`
+// with JetStream, a scheduler, a worker with Playwright servers, with a server
+// of desktops, or with both, a loop-runner and the demo application. It is what `berth dev` serves and what `berth run`
 // starts inside itself; the parts meet on the bus, as separate processes do.
 //
-// Browsers are ephemeral: they end with this process, however it ends. With a
+// Browsers and desktops are ephemeral: they end with this process, however it ends. With a
 // data directory of the caller's the streams outlive it, and what was left
 // running is then reported as lost by the next stack that has the directory.
 package devstack
@@ -43,7 +43,9 @@ type Options struct {
 	NATSAddr  string // host:port to listen on; port 0: any; "": in this process only
 	HTTPAddr  string // of the demo application; "": any free port of 127.0.0.1
 	DataDir   string // kept; "": a temporary one, removed at the end
-	Servers   int    // Playwright servers; 0: one
+	Servers   int    // Playwright servers
+	Desktop   bool   // a server of desktops, desktop-01
+	Weaker    bool   // desktops also where this machine cannot isolate or limit them
 	Prices    looprunner.Prices
 	Telemetry *telemetry.Telemetry
 }
@@ -138,22 +140,31 @@ func (s *Stack) start(ctx context.Context, group *errgroup.Group, o Options, srv
 	if err := bus.Await(ctx, s.JS, 1, own.Log); err != nil {
 		return err
 	}
+	var entries []registry.Server
+	for i := range o.Servers {
+		entries = append(entries, registry.Local(fmt.Sprintf("playwright-%02d", i+1)))
+	}
+	if o.Desktop {
+		entry, err := serveDesktops(ctx, group, o)
+		if err != nil {
+			return err
+		}
+		entries = append(entries, entry)
+	}
+	for _, e := range entries {
+		s.Servers = append(s.Servers, e.ID)
+	}
 	for _, role := range []struct {
 		name string
 		run  func(context.Context, *program.Process) error
 	}{
 		{"scheduler", runScheduler},
-		{"worker", func(ctx context.Context, p *program.Process) error { return runWorker(ctx, p, o, s.Servers) }},
+		{"worker", func(ctx context.Context, p *program.Process) error { return runWorker(ctx, p, o, entries) }},
 		{"loop-runner", func(ctx context.Context, p *program.Process) error { return runLoopRunner(ctx, p, o.Prices) }},
 	} {
 		p, err := connect(role.name)
 		if err != nil {
 			return err
-		}
-		if role.name == "worker" {
-			for i := range max(1, o.Servers) {
-				s.Servers = append(s.Servers, fmt.Sprintf("playwright-%02d", i+1))
-			}
 		}
 		group.Go(func() error {
 			defer p.NC.Close()
@@ -182,16 +193,15 @@ func runLoopRunner(ctx context.Context, p *program.Process, prices looprunner.Pr
 	return r.Run(ctx)
 }
 
-// runWorker serves the Playwright servers. The first is opened before anything
-// else, so that a machine without a Chromium says so instead of not becoming
-// ready.
-func runWorker(ctx context.Context, p *program.Process, o Options, ids []string) error {
+// runWorker serves the servers. One that cannot be opened, for want of a
+// Chromium perhaps, ends the stack with the reason instead of having it not
+// become ready.
+func runWorker(ctx context.Context, p *program.Process, o Options, entries []registry.Server) error {
 	deps := registry.Deps{StateDir: filepath.Join(o.DataDir, "playwright"), Spares: -1, Ephemeral: true, Log: p.Log}
-	servers := make([]worker.Server, len(ids))
+	servers := make([]worker.Server, len(entries))
 	broken := make(chan error, 1)
-	for i, id := range ids {
-		entry := registry.Local(id)
-		servers[i] = worker.Server{ID: id, Config: entry.Config, Open: func(ctx context.Context) (providers.Provider, error) {
+	for i, entry := range entries {
+		servers[i] = worker.Server{ID: entry.ID, Config: entry.Config, Open: func(ctx context.Context) (providers.Provider, error) {
 			provider, err := entry.Open(ctx, deps)
 			if err != nil && ctx.Err() == nil {
 				select {

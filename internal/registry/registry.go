@@ -120,9 +120,7 @@ func (c Config) Load() ([]Server, []error) {
 		if err := checkURL(c.ServerURL); err != nil {
 			errs = append(errs, fmt.Errorf("SANDBOX_SERVER_URL: %w", err))
 		}
-		s := newServer("selfhosted-01", SelfHosted)
-		s.URL, s.APIKey = c.ServerURL, serverKey
-		choices = append(choices, []Server{s})
+		choices = append(choices, []Server{Remote("selfhosted-01", c.ServerURL, serverKey)})
 	} else if serverKey != "" {
 		errs = append(errs, errors.New("SANDBOX_SERVER_API_KEY: set without SANDBOX_SERVER_URL"))
 	}
@@ -256,6 +254,13 @@ func names(servers []Server) string {
 
 // Local is an entry with the defaults for a Playwright server on this machine.
 func Local(id string) Server { return newServer(id, Playwright) }
+
+// Remote is an entry with the defaults for a self-hosted server.
+func Remote(id, url, apiKey string) Server {
+	s := newServer(id, SelfHosted)
+	s.URL, s.APIKey = url, apiKey
+	return s
+}
 
 // newServer has the defaults of an entry.
 func newServer(id string, kind Kind) Server {
