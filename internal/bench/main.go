@@ -86,6 +86,8 @@ var benchmarks = []benchmark{
 	{"placement_durable", placementDurable},
 	{"act_roundtrip", actRoundtrip},
 	{"scheduler_fleet", schedulerFleet},
+	{"loop_step", loopStep},
+	{"loop_resume", loopResume},
 }
 
 func main() {

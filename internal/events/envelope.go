@@ -124,11 +124,15 @@ func Decode(h nats.Header, body []byte) (Event, error) {
 	fail := func(format string, args ...any) (Event, error) {
 		return Event{}, fmt.Errorf("%w: %s", ErrEnvelope, fmt.Sprintf(format, args...))
 	}
-	media, _, err := mime.ParseMediaType(headerValue(h, "Content-Type"))
-	if err != nil {
-		media = ""
+	media := headerValue(h, "Content-Type")
+	if media != structuredType { // as Berth writes it
+		parsed, _, err := mime.ParseMediaType(media)
+		if media = parsed; err != nil {
+			media = ""
+		}
 	}
 	var e Event
+	var err error
 	switch {
 	case media == "application/cloudevents-batch+json":
 		return fail("batched mode is not accepted; publish one event per message")
@@ -240,7 +244,7 @@ func DecodeStrict(e Event, v any) error { return decodeData(e, v, true) }
 func DecodeTolerant(e Event, v any) error { return decodeData(e, v, false) }
 
 func decodeData(e Event, v any, strict bool) error {
-	if ct := e.DataContentType(); ct != "" {
+	if ct := e.DataContentType(); ct != "" && ct != cloudevents.ApplicationJSON {
 		media, _, err := mime.ParseMediaType(ct)
 		if err != nil || (media != cloudevents.ApplicationJSON && media != "text/json" && !strings.HasSuffix(media, "+json")) {
 			return BadInput("datacontenttype %q; want application/json", clip(ct))
@@ -250,10 +254,14 @@ func decodeData(e Event, v any, strict bool) error {
 	if len(bytes.TrimSpace(data)) == 0 {
 		data = []byte("{}")
 	}
-	dec := json.NewDecoder(bytes.NewReader(data))
-	if strict {
-		dec.DisallowUnknownFields()
+	if !strict { // no reader, no second buffer: this is every result and entry
+		if err := json.Unmarshal(data, v); err != nil {
+			return BadInput("data of %s: %s", clip(e.Type()), clip(strings.TrimPrefix(err.Error(), "json: ")))
+		}
+		return nil
 	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
 	if err := dec.Decode(v); err != nil {
 		return BadInput("data of %s: %s", clip(e.Type()), clip(strings.TrimPrefix(err.Error(), "json: ")))
 	}

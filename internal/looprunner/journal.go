@@ -181,6 +181,9 @@ func (j *journal) write(ctx context.Context, name string, d entryData, insist bo
 		}
 		stored, msgErr := j.publish(ctx, name, e)
 		if msgErr == nil {
+			if reads(name) {
+				stored.data = d
+			}
 			err := j.fold(stored)
 			j.hook("appended:" + name)
 			return true, err
@@ -207,6 +210,13 @@ func (j *journal) write(ctx context.Context, name string, d entryData, insist bo
 			return false, nil
 		}
 	}
+}
+
+// reads: an entry of this name holds nothing but what came from JSON, and
+// plain values. What a model decided, and a start, are read back as everybody
+// else will read them.
+func reads(name string) bool {
+	return name == events.LoopThinkingName || name == events.LoopObservedName || name == events.LoopActedName
 }
 
 // event fills the common fields. The id names the entry's place in the

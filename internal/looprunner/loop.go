@@ -61,6 +61,7 @@ type loop struct {
 	box       *box
 	results   *results
 	model     Model
+	modelName string
 	span      trace.Span
 	given     bool // the sandbox is the requester's
 	ignored   int  // commands in a row that nobody took
@@ -321,7 +322,7 @@ func (l *loop) think() error {
 	l.openSpan()
 	turn := l.turn()
 	ok, err := l.j.appendUnlessMoved(l.held, events.LoopThinkingName, &events.LoopThinking{
-		Model: s.started.Start.ModelName(), RequestHash: turnHash(turn), Messages: len(turn.Messages)})
+		Model: l.modelName, RequestHash: turnHash(turn), Messages: len(turn.Messages)})
 	if err != nil || !ok {
 		return err
 	}
@@ -338,7 +339,7 @@ func (l *loop) think() error {
 	case err != nil:
 		return modelVerdict(err)
 	}
-	l.r.tell.thought(l.held, s.started.Start.ModelName(), thought)
+	l.r.tell.thought(l.held, l.modelName, thought)
 	decided := &events.LoopDecided{Label: d.Label, Actions: d.Actions, Observe: d.Observe, WaitSeconds: d.Wait.Seconds(), NeedsInput: d.NeedsInput,
 		Done: d.Done, Failed: d.Failed, Checks: d.Checks, State: d.State, Reply: d.Reply, Usage: d.Usage, ThoughtMs: ms(thought)}
 	if len(d.Actions) > 0 {

@@ -1,6 +1,7 @@
 package looprunner
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"sync"
@@ -122,6 +123,10 @@ func (r *results) follow(ctx context.Context, t tail) {
 		r.mu.Lock()
 		_, wanted := r.waiting[p.Token]
 		r.mu.Unlock()
+		if wanted && isClaim(msg.Data()) {
+			r.claimed(p.Token)
+			return true
+		}
 		if wanted {
 			if e, err := events.Decode(msg.Headers(), msg.Data()); err == nil {
 				r.take(p.Token, e)
@@ -129,6 +134,21 @@ func (r *results) follow(ctx context.Context, t tail) {
 		}
 		return true
 	}, nil)
+}
+
+// isClaim tells a `started` from a `finished` without decoding it; where it
+// cannot it says no.
+func isClaim(data []byte) bool {
+	return bytes.Contains(data, []byte(`"type":"`+events.TypeStarted+`"`)) && !bytes.Contains(data, []byte(events.TypeFinished))
+}
+
+// claimed notes that a command is being carried out.
+func (r *results) claimed(token string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p := r.waiting[token]; p != nil && p.started.IsZero() {
+		p.started = time.Now()
+	}
 }
 
 // expect must be called before the command is published; forget after.
@@ -147,20 +167,18 @@ func (r *results) forget(token string) {
 }
 
 func (r *results) take(token string, e events.Event) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	p := r.waiting[token]
-	if p == nil {
-		return
-	}
 	switch e.Type() {
 	case events.TypeStarted:
-		if p.started.IsZero() {
-			p.started = time.Now()
-		}
+		r.claimed(token)
 	case events.TypeFinished:
 		var f events.Finished
 		if events.DecodeTolerant(e, &f) != nil {
+			return
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		p := r.waiting[token]
+		if p == nil {
 			return
 		}
 		p.finished = &f

@@ -205,7 +205,7 @@ func (l *loop) settle() error {
 		if err != nil {
 			return modelVerdict(faultOf(err))
 		}
-		l.model = m
+		l.model, l.modelName = m, s.started.Start.ModelName()
 	}
 	res, err := l.r.resultsOf(l.live, l.box.server)
 	if err != nil {

@@ -58,6 +58,7 @@ type entry struct {
 	stored time.Time
 	header nats.Header
 	event  events.Event
+	data   entryData // of an owner's own entry, where what it encodes to need not be decoded again
 }
 
 // isOwners: only the loop's owner appends it. All else is a control entry, a
@@ -70,6 +71,19 @@ func isOwners(name string) bool {
 		return true
 	}
 	return false
+}
+
+// dataOf is an entry's data. What this process has just written is taken as it
+// is, if writing and reading it back change nothing that state keeps.
+func dataOf[T any](e entry) (*T, error) {
+	if d, ok := any(e.data).(*T); ok {
+		return d, nil
+	}
+	d := new(T)
+	if err := events.DecodeTolerant(e.event, d); err != nil {
+		return nil, fmt.Errorf("%w: entry %d (%s): %w", errCorrupt, e.seq, e.name, err)
+	}
+	return d, nil
 }
 
 // apply folds one entry. What a newer version wrote under an unknown name is
@@ -90,14 +104,14 @@ func (s *state) apply(e entry) error {
 		s.sandbox = &events.LoopSandbox{}
 		return decode(s.sandbox)
 	case events.LoopObservedName:
-		var d events.LoopObserved
-		if err := decode(&d); err != nil {
+		d, err := dataOf[events.LoopObserved](e)
+		if err != nil {
 			return err
 		}
 		s.applyObserved(d.Observation)
 	case events.LoopThinkingName:
-		var d events.LoopThinking
-		if err := decode(&d); err != nil {
+		d, err := dataOf[events.LoopThinking](e)
+		if err != nil {
 			return err
 		}
 		s.shown = min(d.Messages, len(s.inbox))
@@ -114,8 +128,8 @@ func (s *state) apply(e entry) error {
 		}
 		s.attempt, s.deadline = d.Attempt, d.Deadline
 	case events.LoopActedName:
-		var d events.LoopActed
-		if err := decode(&d); err != nil {
+		d, err := dataOf[events.LoopActed](e)
+		if err != nil {
 			return err
 		}
 		s.applyActed(d)
@@ -168,7 +182,7 @@ func (s *state) applyDecided(d *events.LoopDecided) {
 	}
 }
 
-func (s *state) applyActed(d events.LoopActed) {
+func (s *state) applyActed(d *events.LoopActed) {
 	if n := len(s.history); n > 0 {
 		s.history[n-1].Acted = &Acted{Outcome: d.Outcome, Error: d.Error, Actions: d.Actions}
 	}
@@ -177,7 +191,8 @@ func (s *state) applyActed(d events.LoopActed) {
 	s.step++
 	if d.Observation != nil {
 		s.obs = d.Observation
-		s.dialogs, s.downloads = d.Observation.Dialogs, d.Observation.Downloads
+		s.dialogs = append(s.dialogs, d.Observation.Dialogs...) // nil where there is none, however it was written
+		s.downloads = append(s.downloads, d.Observation.Downloads...)
 	}
 }
 
