@@ -100,7 +100,7 @@ func (p *Provider) explain(ctx context.Context, b *box, started bool, err error)
 			}
 			return fmt.Errorf("vm %s: the sandbox is gone: %w", b.vm, providers.ErrNotFound)
 		case lookErr != nil:
-			return fmt.Errorf("%w: %w: %w", err, lookErr, providers.ErrUnavailable)
+			return fmt.Errorf("%w: %v: %w", err, lookErr, providers.ErrUnavailable) //nolint:errorlint // what the second call met is not what the first did
 		case errors.Is(alive, errGone) && time.Now().Before(until):
 		case started:
 			return fmt.Errorf("the sandbox broke off (it is %.20s now): %w: %w", d.State, err, providers.ErrUnavailable)
@@ -173,8 +173,12 @@ func (p *Provider) Execute(ctx context.Context, batch providers.Batch) ([]provid
 	return results, nil
 }
 
-// run sends a planned batch.
+// run sends a planned batch; b's turn is taken.
 func (p *Provider) run(ctx context.Context, b *box, batch providers.Batch, pl plan, actions []computer.Action) ([]providers.Result, error) {
+	if left := b.left; left != "" { // it may still hold the sandbox
+		b.left = ""
+		p.revoke(ctx, b, left)
+	}
 	rec := &record{}
 	total := time.Duration(pl.millis()) * time.Millisecond
 	_, err := p.talk(ctx, b, process{
@@ -237,12 +241,14 @@ func crop(raw []byte, region computer.Rect) ([]byte, error) {
 }
 
 // revoke ends a batch, or keeps it from beginning, after its caller has left.
-// What it holds is released by the script.
+// What it holds is released by the script. Where the sandbox is out of reach, the
+// next batch tries again.
 func (p *Provider) revoke(ctx context.Context, b *box, key string) {
 	bound, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), revokeWithin, errNoAnswer)
 	defer cancel()
 	_, err := p.talk(bound, b, process{args: program("revoke", key), limit: 10 * time.Second}, func([]byte) error { return nil })
 	if err != nil && b.gone.Err() == nil {
+		b.left = key
 		p.opts.Logger.Warn("a batch that was given up may go on in its sandbox", "server", p.opts.ServerID, "vm", b.vm, "err", err)
 	}
 }
@@ -265,6 +271,7 @@ func (p *Provider) reattach(ctx context.Context, b *box, key string, actions []c
 	case b.gone.Err() != nil:
 		return nil, context.Cause(b.gone)
 	}
+	b.left = key
 	return nil, err
 }
 

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -192,22 +191,10 @@ func (p *Provider) Info() providers.Info {
 // limit is an answer. The boot id never changes: E2B as a whole does not lose
 // its sandboxes.
 func (p *Provider) Health(ctx context.Context) (providers.Health, error) {
-	_, raw, err := p.client.do(ctx, call{
-		method: http.MethodGet, path: []string{"v2", "sandboxes"}, query: url.Values{"limit": {"1"}}, want: []int{http.StatusOK}, within: lookWithin,
-	})
+	_, _, err := p.page(ctx, url.Values{"limit": {"1"}})
 	var limited *providers.RateLimitError
-	switch {
-	case errors.As(err, &limited):
-	case err != nil:
+	if err != nil && !errors.As(err, &limited) {
 		return providers.Health{}, err
-	default:
-		var list []listed
-		if err := decode(raw, &list); err != nil {
-			return providers.Health{}, err
-		}
-		if list == nil {
-			return providers.Health{}, fmt.Errorf("GET /v2/sandboxes: no array: %w", providers.ErrUnavailable)
-		}
 	}
 	return providers.Health{BootID: p.boot}, nil
 }

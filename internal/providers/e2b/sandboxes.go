@@ -52,6 +52,7 @@ type box struct {
 	fence   uint64
 	display computer.Display
 	turn    chan struct{}   // holds one token: batches run one at a time
+	left    string          // key of a batch that may still run; whoever has the turn has it
 	gone    context.Context // ends with ErrLost when the sandbox is known to be gone
 	end     context.CancelCauseFunc
 	making  bool // its create is under way; guarded by Provider.mu
@@ -111,16 +112,9 @@ func (p *Provider) list(ctx context.Context, metadata map[string]string) ([]list
 	var out []listed
 	seen := map[string]bool{}
 	for range maxPages {
-		header, raw, err := p.client.do(ctx, call{method: http.MethodGet, path: []string{"v2", "sandboxes"}, query: q, want: []int{http.StatusOK}, within: lookWithin})
+		page, next, err := p.page(ctx, q)
 		if err != nil {
 			return nil, err
-		}
-		var page []listed
-		if err := decode(raw, &page); err != nil {
-			return nil, err
-		}
-		if page == nil { // null
-			return nil, fmt.Errorf("GET /v2/sandboxes: no array: %w", providers.ErrUnavailable)
 		}
 		for _, d := range page {
 			if !seen[d.SandboxID] { // pages shift while sandboxes come and go
@@ -128,13 +122,32 @@ func (p *Provider) list(ctx context.Context, metadata map[string]string) ([]list
 				out = append(out, d)
 			}
 		}
-		next := header.Get("X-Next-Token")
 		if next == "" {
 			return out, nil
 		}
 		q.Set("nextToken", next)
 	}
 	return nil, fmt.Errorf("GET /v2/sandboxes: more than %d pages: %w", maxPages, providers.ErrUnavailable)
+}
+
+// page asks for one page of a list. A refusal is the server's fault: a list that
+// is "not found" must not be taken for "there is none".
+func (p *Provider) page(ctx context.Context, q url.Values) (page []listed, next string, err error) {
+	header, raw, err := p.client.do(ctx, call{method: http.MethodGet, path: []string{"v2", "sandboxes"}, query: q, want: []int{http.StatusOK}, within: lookWithin})
+	var limited *providers.RateLimitError
+	if providers.NothingRan(err) && !errors.As(err, &limited) {
+		err = fmt.Errorf("%v: %w", err, providers.ErrUnavailable) //nolint:errorlint // what it wraps must not show
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	if err := decode(raw, &page); err != nil {
+		return nil, "", err
+	}
+	if page == nil { // null
+		return nil, "", fmt.Errorf("GET /v2/sandboxes: no array: %w", providers.ErrUnavailable)
+	}
+	return page, header.Get("X-Next-Token"), nil
 }
 
 // find lists the sandboxes of a vm, the oldest first.
@@ -483,6 +496,9 @@ func (p *Provider) post(ctx context.Context, spec providers.Spec) (place, error)
 		time.AfterFunc(time.Second, func() { cancel(context.Cause(ctx)) })
 	})()
 	_, raw, err := p.client.do(patient, call{method: http.MethodPost, path: []string{"sandboxes"}, body: body, want: []int{http.StatusCreated}, within: createWithin})
+	if errors.Is(err, providers.ErrNotFound) {
+		return place{}, fmt.Errorf("template %.70q: %v: %w", template, err, providers.ErrInvalid) //nolint:errorlint // it is the template that is not found, not the vm
+	}
 	if err != nil {
 		return place{}, err
 	}
