@@ -31,7 +31,7 @@ dev: $(BIN)/berth ## everything in one process on an embedded NATS server, until
 test: build $(BIN)/nats $(BIN)/nats-server ## every test, race detector on
 	@BERTH_BIN=$(BIN) $(GO) test -race -p 2 -timeout 6m ./...
 
-nightly: $(BIN)/nats $(BIN)/nats-server ## the property tests at full size; takes about an hour
+nightly: build $(BIN)/nats $(BIN)/nats-server ## the property tests at full size, long freezes; takes about an hour
 	@$(GO) test ./internal/placement -run Oracle -rapid.checks=100000
 	@BERTH_PARKED=5000 $(GO) test ./internal/scheduler -run Parked -timeout 30m
 	@$(GO) test ./internal/worker -run AnyHistory -timeout 60m -rapid.checks=1000

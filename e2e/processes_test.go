@@ -89,12 +89,16 @@ func (f *fleet) servers(t *testing.T) map[string]view {
 func (f *fleet) named(t *testing.T, name string) *process {
 	t.Helper()
 	for _, p := range f.processes {
-		if strings.Contains(name, "-"+strconv.Itoa(p.cmd.Process.Pid)+"-") {
+		if isNamed(p, name) {
 			return p
 		}
 	}
 	t.Fatalf("no process is called %q", name)
 	return nil
+}
+
+func isNamed(p *process, name string) bool {
+	return strings.Contains(name, "-"+strconv.Itoa(p.cmd.Process.Pid)+"-")
 }
 
 // seldom has the programs do what they do seldom, each of which needs grants.

@@ -17,6 +17,13 @@ import (
 // dead worker was sent its successor sees only after a reset.
 const pullBatch = 64
 
+// pullExpiry is how long the server keeps what this worker has asked it for. A
+// worker that is frozen, or whose packets vanish, still has a connection as far
+// as the server knows, and is sent what its successor waits for as long as it
+// has asked for any. So it ends before the lease can be taken over, which is
+// not before three quarters of its time.
+func (w *Worker) pullExpiry() time.Duration { return max(w.opts.LeaseTTL/2, time.Second) }
+
 // errGap: the consumer's sequence skipped, so a delivery was lost and would
 // come again out of order.
 var errGap = errors.New("gap in the consumer's sequence")
@@ -63,7 +70,8 @@ func (t *tenure) consumeOnce(pulling, work context.Context, spec bus.ConsumerSpe
 		return fmt.Errorf("reset consumer: %w", err)
 	}
 	next := reset.Delivered.Consumer + 1
-	msgs, err := cons.Messages(jetstream.PullMaxMessages(pullBatch), jetstream.PullExpiry(30*time.Second), jetstream.PullHeartbeat(5*time.Second))
+	expiry := t.w.pullExpiry()
+	msgs, err := cons.Messages(jetstream.PullMaxMessages(pullBatch), jetstream.PullExpiry(expiry), jetstream.PullHeartbeat(expiry/2))
 	if err != nil {
 		return fmt.Errorf("read consumer: %w", err)
 	}

@@ -146,6 +146,11 @@ func TestPartition(t *testing.T) {
 				if f := w.await(waiting); f.Outcome != computer.OK {
 					t.Errorf("the act that waited: %s", mustJSON(f))
 				}
+				// The bus may not notice that the old worker is gone: what it has
+				// asked for must not go to it any more.
+				if d := time.Since(taken); d > 3*time.Second {
+					t.Errorf("the results came %s after the takeover", d)
+				}
 				var last time.Time
 				for _, e := range w.fake(server1).EffectsOf("a") {
 					if e.Client == 1 {
