@@ -14,6 +14,25 @@ import (
 	"berth/internal/looprunner"
 )
 
+// leader is the name of the active scheduler.
+func (f *fleet) leader(t *testing.T) string {
+	t.Helper()
+	_, js := f.connect(t, "operator")
+	leases, err := js.KeyValue(t.Context(), kv.BucketLeases)
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry, err := leases.Get(t.Context(), "scheduler")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lease struct{ Holder string }
+	if err := json.Unmarshal(entry.Value(), &lease); err != nil {
+		t.Fatal(err)
+	}
+	return lease.Holder
+}
+
 // One of each pair of programs is killed while a loop runs; the other finishes
 // what it held, in the same sandbox, and no act runs twice.
 func TestTheOtherOfEachPairFinishes(t *testing.T) {
@@ -44,18 +63,6 @@ func TestTheOtherOfEachPairFinishes(t *testing.T) {
 	ctx := t.Context()
 
 	// The active scheduler, just before a sandbox is asked for: the other places it.
-	leases, err := js.KeyValue(ctx, kv.BucketLeases)
-	if err != nil {
-		t.Fatal(err)
-	}
-	entry, err := leases.Get(ctx, "scheduler")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var holder struct{ Holder string }
-	if err := json.Unmarshal(entry.Value(), &holder); err != nil {
-		t.Fatal(err)
-	}
 	placements, err := js.KeyValue(ctx, kv.BucketPlacements)
 	if err != nil {
 		t.Fatal(err)
@@ -65,7 +72,7 @@ func TestTheOtherOfEachPairFinishes(t *testing.T) {
 		t.Fatal(err)
 	}
 	worker := f.servers(t)[rec.ServerID].Worker
-	f.named(t, holder.Holder).kill()
+	f.named(t, f.leader(t)).kill()
 	killed := time.Now()
 	const create = `{"specversion":"1.0","id":"after","source":"/e2e","type":"berth.sandbox.create.v1","data":{"vmId":"after","queueTimeoutSeconds":120}}`
 	cli(t, f.url("service"), "--inbox-prefix", "_INBOX.service", "pub", "request.default.sandbox.create", create)

@@ -335,11 +335,22 @@ type natsServer struct {
 	addr string // host:port
 }
 
-func startNATS(t *testing.T) *natsServer {
+// startNATS gives the worker's user the two servers, as docs/operations.md has
+// operators do.
+func startNATS(t *testing.T, servers [2]string) *natsServer {
 	t.Helper()
 	dir := t.TempDir()
+	conf, err := os.ReadFile("../deploy/nats/dev.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	conf = []byte(strings.NewReplacer("playwright-01", servers[0], "playwright-02", servers[1]).Replace(string(conf)))
+	file := filepath.Join(dir, "dev.conf")
+	if err := os.WriteFile(file, conf, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	s := &natsServer{process: start(t, filepath.Join(bin, "nats-server"), nil,
-		"-c", "../deploy/nats/dev.conf", "-a", "127.0.0.1", "-p", "-1", "-sd", filepath.Join(dir, "store"), "--ports_file_dir", dir)}
+		"-c", file, "-a", "127.0.0.1", "-p", "-1", "-sd", filepath.Join(dir, "store"), "--ports_file_dir", dir)}
 	eventually(t, 10*time.Second, "nats-server's ports", func() error {
 		files, err := filepath.Glob(filepath.Join(dir, "*.ports"))
 		if err != nil || len(files) != 1 {

@@ -28,25 +28,39 @@ type fleet struct {
 
 func startFleet(t *testing.T) *fleet {
 	t.Helper()
-	f := &fleet{natsServer: startNATS(t)}
 	state := t.TempDir()
 	t.Cleanup(func() { endBrowsers(t, state) })
-	out := mustBerth(t, "provision", "--server", f.url("operator"), "--servers", "playwright-01,playwright-02")
-	for _, want := range []string{"made stream REQUESTS", "made stream OBJ_FRAMES", "made consumer scheduler of RESULTS", "made consumer playwright-02-kill of COMMANDS"} {
+	f := provisioned(t, "playwright-01", "playwright-02")
+	f.startPairs(t, twoServers, "BERTH_STATE_DIR="+state, "BERTH_PLAYWRIGHT_SPARES=1")
+	f.healthy(t, "playwright-01", "playwright-02")
+	return f
+}
+
+// provisioned is a NATS server with all that the programs need.
+func provisioned(t *testing.T, servers ...string) *fleet {
+	t.Helper()
+	f := &fleet{natsServer: startNATS(t, [2]string(servers))}
+	ids := strings.Join(servers, ",")
+	out := mustBerth(t, "provision", "--server", f.url("operator"), "--servers", ids)
+	for _, want := range []string{"made stream REQUESTS", "made stream OBJ_FRAMES", "made consumer scheduler of RESULTS", "made consumer " + servers[1] + "-kill of COMMANDS"} {
 		if !strings.Contains(out, want) {
 			t.Fatalf("provision did not say %q:\n%s", want, out)
 		}
 	}
-	if out := mustBerth(t, "provision", "--server", f.url("operator"), "--servers", "playwright-01,playwright-02"); !strings.Contains(out, "everything is as it should be") {
+	if out := mustBerth(t, "provision", "--server", f.url("operator"), "--servers", ids); !strings.Contains(out, "everything is as it should be") {
 		t.Fatalf("provision twice: %s", out)
 	}
+	return f
+}
+
+// startPairs starts two of each program; env is the workers'.
+func (f *fleet) startPairs(t *testing.T, env ...string) {
+	t.Helper()
 	for range 2 {
 		f.start(t, "scheduler")
-		f.start(t, "worker", twoServers, "BERTH_STATE_DIR="+state, "BERTH_PLAYWRIGHT_SPARES=1")
+		f.start(t, "worker", env...)
 		f.start(t, "loop-runner")
 	}
-	f.healthy(t, "playwright-01", "playwright-02")
-	return f
 }
 
 func (f *fleet) start(t *testing.T, name string, env ...string) *process {

@@ -101,7 +101,7 @@ func serve(ctx context.Context, restore func(), cfg config, log *slog.Logger) (e
 	s.Drain()
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.Grace)
 	defer cancel()
-	if server.Shutdown(grace) != nil { // calls that outlast the grace are cancelled inside and remembered as unknown
+	if server.Shutdown(grace) != nil { // calls that outlast the grace go on inside, and can be recalled from the next one
 		return server.Close()
 	}
 	return nil

@@ -1,6 +1,7 @@
 package desktop
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"berth/internal/computer"
@@ -35,12 +37,14 @@ type AgentConfig struct {
 //	PUT  /claim            {fence, epoch, env}
 //	POST /actions          {key, fence, epoch, actions} → {actions}
 //	GET  /actions/{key}    → {state, actions?}
+//	DELETE /actions/{key}?epoch=N    cancels it
 //	GET  /screenshot       → image/png, Berth-Cursor, Berth-Title
 //
 // It answers nothing before the desktop is ready.
 type Agent struct {
 	session *Session
 	ledger  *ledger
+	running sync.WaitGroup // commands at work
 	log     *slog.Logger
 }
 
@@ -74,7 +78,9 @@ func Serve(ctx context.Context, l net.Listener, config AgentConfig, log *slog.Lo
 	case <-ctx.Done():
 		err = server.Close()
 	}
-	return errors.Join(err, s.Close())
+	err = errors.Join(err, s.Close())
+	a.running.Wait() // a closed desktop ends them
+	return err
 }
 
 func (a *Agent) routes() http.Handler {
@@ -83,6 +89,7 @@ func (a *Agent) routes() http.Handler {
 	mux.HandleFunc("PUT /claim", a.claim)
 	mux.HandleFunc("POST /actions", a.act)
 	mux.HandleFunc("GET /actions/{key}", a.recall)
+	mux.HandleFunc("DELETE /actions/{key}", a.cancel)
 	mux.HandleFunc("GET /screenshot", a.screenshot)
 	return mux
 }
@@ -135,7 +142,7 @@ const (
 	RefusedConflict = "conflict"
 	RefusedUnknown  = "notFound"
 	RefusedDown     = "lost"
-	RefusedEnded    = "cancelled" // whoever asked went away; nobody reads this
+	RefusedEnded    = "cancelled" // before any of it ran; or whoever asked went away and nobody reads this
 )
 
 func (a *Agent) act(w http.ResponseWriter, r *http.Request) {
@@ -187,6 +194,31 @@ func (a *Agent) recall(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// cancel has a command end early. It returns once that has ended, which then is
+// recorded with the outcome unknown for the action it met.
+func (a *Agent) cancel(w http.ResponseWriter, r *http.Request) {
+	epoch, err := strconv.ParseUint(cmp.Or(r.URL.Query().Get("epoch"), "0"), 10, 64)
+	if err != nil {
+		a.answer(w, http.StatusBadRequest, Refusal{computer.CodeBadInput, "epoch: no number"})
+		return
+	}
+	if err := a.ledger.check(Command{Epoch: epoch}); err != nil {
+		a.refuse(w, err)
+		return
+	}
+	rec := a.ledger.find(r.PathValue("key"))
+	if rec == nil {
+		a.answer(w, http.StatusNotFound, Refusal{RefusedUnknown, "this command has not been seen, or is among those of long ago"})
+		return
+	}
+	rec.cancel(errCancelled)
+	select {
+	case <-rec.done:
+		w.WriteHeader(http.StatusNoContent)
+	case <-r.Context().Done():
+	}
+}
+
 func (a *Agent) screenshot(w http.ResponseWriter, r *http.Request) {
 	shot, err := a.session.Picture(r.Context())
 	if err != nil {
@@ -228,7 +260,7 @@ func (a *Agent) refuse(w http.ResponseWriter, err error) {
 		status, code = http.StatusConflict, RefusedConflict
 	case errors.Is(err, ErrDown), errors.Is(err, errServer):
 		status, code = http.StatusGone, RefusedDown
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded), errors.Is(err, errCancelled), errors.Is(err, errActTime):
 		code = RefusedEnded
 	}
 	a.answer(w, status, Refusal{code, err.Error()})

@@ -44,6 +44,7 @@ type ledger struct {
 // entry is one command.
 type entry struct {
 	key     string
+	cancel  context.CancelCauseFunc
 	done    chan struct{} // closed when it has finished
 	results []Result
 	err     error // of the batch as a whole
@@ -74,14 +75,15 @@ func (l *ledger) check(c Command) error {
 	return nil
 }
 
-// begin enters a command. fresh is false where it was entered before.
-func (l *ledger) begin(key string) (r *entry, fresh bool) {
+// begin enters a command, which cancel ends. fresh is false where it was
+// entered before.
+func (l *ledger) begin(key string, cancel context.CancelCauseFunc) (r *entry, fresh bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r := l.byKey[key]; r != nil {
 		return r, false
 	}
-	r = &entry{key: key, done: make(chan struct{})}
+	r = &entry{key: key, cancel: cancel, done: make(chan struct{})}
 	l.byKey[key] = r
 	l.order = append(l.order, r)
 	for len(l.order) > Remembered && l.order[0].finished() {
@@ -148,21 +150,37 @@ func (l *ledger) outcome(r *entry) ([]Result, error) {
 }
 
 // perform runs a command once: sent again it gets the first one's results,
-// waiting for them where it still runs.
+// waiting for them where it still runs. A sender that goes away leaves it
+// running, since nobody can tell one that died from one that gave up: its
+// successor asks what became of it. It ends early by word (see cancel), with the
+// desktop, or after computer.ActTime.
 func (a *Agent) perform(ctx context.Context, c Command, actions []computer.Action) ([]Result, error) {
-	r, fresh := a.ledger.begin(c.Key)
-	if !fresh {
-		select {
-		case <-r.done:
-			return a.ledger.outcome(r)
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
+	run, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	r, fresh := a.ledger.begin(c.Key, cancel)
+	if fresh {
+		a.running.Go(func() {
+			defer cancel(nil)
+			bound, stop := context.WithTimeoutCause(run, computer.ActTime(actions), errActTime)
+			defer stop()
+			results, err := a.session.Execute(bound, actions)
+			a.ledger.finish(r, results, err)
+		})
+	} else {
+		cancel(nil)
 	}
-	results, err := a.session.Execute(ctx, actions)
-	a.ledger.finish(r, results, err)
-	return results, err
+	select {
+	case <-r.done:
+		return a.ledger.outcome(r)
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }
+
+// Why a command ends early.
+var (
+	errActTime   = errors.New("the actions took longer than they may")
+	errCancelled = errors.New("cancelled by its sender")
+)
 
 // ActionAnswer is a Result as it travels in the server's API: a picture is an
 // Image.

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"time"
 
 	"berth/internal/desktop"
@@ -107,6 +108,11 @@ func (c *agentClient) act(ctx context.Context, b desktop.Batch) (desktop.Perform
 
 func (c *agentClient) recall(ctx context.Context, key string) (desktop.Performed, error) {
 	return c.performed(ctx, http.MethodGet, "/actions/"+url.PathEscape(key), nil)
+}
+
+func (c *agentClient) cancel(ctx context.Context, key string, epoch uint64) error {
+	_, _, err := c.do(ctx, http.MethodDelete, "/actions/"+url.PathEscape(key)+"?epoch="+strconv.FormatUint(epoch, 10), nil, 1<<10)
+	return err
 }
 
 func (c *agentClient) performed(ctx context.Context, method, path string, body any) (desktop.Performed, error) {

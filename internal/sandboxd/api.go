@@ -47,17 +47,18 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("GET /docs", s.docs)
 	mux.HandleFunc("GET /openapi.yaml", s.openAPI)
 	for pattern, h := range map[string]func(http.ResponseWriter, *http.Request) error{
-		"GET /capacity":                              s.getCapacity,
-		"POST /sandboxes":                            s.postSandbox,
-		"GET /sandboxes":                             s.getSandboxes,
-		"GET /sandboxes/{id}":                        s.getSandbox,
-		"DELETE /sandboxes/{id}":                     s.deleteSandbox,
-		"POST /sandboxes/{id}/timeout":               s.postTimeout,
-		"POST /sandboxes/{id}/pause":                 s.notHere,
-		"POST /sandboxes/{id}/resume":                s.notHere,
-		"POST /sandboxes/{id}/computer/actions":      s.postActions,
-		"GET /sandboxes/{id}/computer/actions/{key}": s.getActions,
-		"GET /sandboxes/{id}/computer/screenshot":    s.getScreenshot,
+		"GET /capacity":                                 s.getCapacity,
+		"POST /sandboxes":                               s.postSandbox,
+		"GET /sandboxes":                                s.getSandboxes,
+		"GET /sandboxes/{id}":                           s.getSandbox,
+		"DELETE /sandboxes/{id}":                        s.deleteSandbox,
+		"POST /sandboxes/{id}/timeout":                  s.postTimeout,
+		"POST /sandboxes/{id}/pause":                    s.notHere,
+		"POST /sandboxes/{id}/resume":                   s.notHere,
+		"POST /sandboxes/{id}/computer/actions":         s.postActions,
+		"GET /sandboxes/{id}/computer/actions/{key}":    s.getActions,
+		"DELETE /sandboxes/{id}/computer/actions/{key}": s.deleteActions,
+		"GET /sandboxes/{id}/computer/screenshot":       s.getScreenshot,
 	} {
 		mux.HandleFunc(pattern, s.answering(s.withKey(h)))
 	}

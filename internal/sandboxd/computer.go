@@ -71,6 +71,23 @@ func (s *Server) getActions(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
+// deleteActions cancels a batch that runs; it returns once that has ended.
+func (s *Server) deleteActions(w http.ResponseWriter, r *http.Request) error {
+	epoch, err := number(r, "Berth-Epoch")
+	if err != nil {
+		return err
+	}
+	b, err := s.running(r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	if err := b.guest.Agent().cancel(r.Context(), r.PathValue("key"), epoch); err != nil {
+		return b.explain(r.Context(), err)
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
 // pictureWithin bounds one picture.
 const pictureWithin = 20 * time.Second
 

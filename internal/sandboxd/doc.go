@@ -28,8 +28,8 @@
 //
 // # Failure window
 //
-// A command that runs while this process dies is cancelled inside, releases what
-// it holds, and is remembered there as Unknown from the action it met. A sandbox
+// A command that runs while this process or its caller dies goes on inside, for
+// computer.ActTime at most, and can be recalled with what became of it. A sandbox
 // that was starting at that moment is removed at the next start. Spares end with
 // a process that is asked to stop, and are taken over after one that died. End-of-life
 // times pass unnoticed while no process runs; the next one ends those first.

@@ -235,7 +235,8 @@ func TestActions(t *testing.T) {
 	if !strings.HasPrefix(string(recalled.body), `{"state":"finished"`) {
 		t.Errorf("recalled %.200s", recalled.body)
 	}
-	// A caller that goes away cancels the batch; what it held is released.
+	// A caller that goes away leaves the batch running; one that is cancelled
+	// releases what it held. Only who has the newest epoch may cancel.
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
@@ -256,12 +257,20 @@ func TestActions(t *testing.T) {
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	eventually(t, func() string {
-		if got := recall(); got != `{"state":"finished","actions":[{"outcome":"unknown"},{"outcome":"skipped"}]}` {
-			return got
-		}
-		return ""
-	})
+	w.want(t, 200, "GET", path+"/computer/screenshot", nil)
+	if got := recall(); got != `{"state":"started"}` {
+		t.Errorf("after its caller had gone: %s", got)
+	}
+	w.want(t, 404, "DELETE", actions+"/never", nil)
+	w.want(t, 409, "DELETE", actions+"/left", nil, "Berth-Epoch", "8")
+	w.want(t, 204, "DELETE", actions+"/left", nil, "Berth-Epoch", "9")
+	w.want(t, 204, "DELETE", actions+"/once", nil)
+	if got := recall(); got != `{"state":"finished","actions":[{"outcome":"unknown"},{"outcome":"skipped"}]}` {
+		t.Errorf("after it was cancelled: %s", got)
+	}
+	if again := w.want(t, 200, "GET", actions+"/once", nil); !bytes.Equal(again.body, recalled.body) {
+		t.Errorf("a cancelled command of long ago: %.200s", again.body)
+	}
 	shot := w.want(t, 200, "GET", path+"/computer/screenshot", nil)
 	img, err := png.Decode(bytes.NewReader(shot.body))
 	if err != nil || img.Bounds().Dx() != 1280 || img.Bounds().Dy() != 800 || shot.header.Get("Berth-Cursor") == "" {

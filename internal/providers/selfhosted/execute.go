@@ -65,6 +65,9 @@ func (p *Provider) Execute(ctx context.Context, batch providers.Batch) ([]provid
 		header: header, want: http.StatusOK, limit: maxPictures, within: actWithin + duration(actions),
 	})
 	if err != nil {
+		if ctx.Err() != nil || errors.Is(err, providers.ErrTimeout) {
+			p.cancel(ctx, batch.VM, header)
+		}
 		return nil, fmt.Errorf("execute in vm %s: %w", batch.VM, err)
 	}
 	var body struct {
@@ -86,6 +89,27 @@ func (p *Provider) Execute(ctx context.Context, batch providers.Batch) ([]provid
 		}
 	}
 	return results, nil
+}
+
+// cancelWithin bounds the call that ends a batch which was given up.
+const cancelWithin = 2 * time.Second
+
+// cancel ends a batch that this process gives up: its server would go on with
+// it, as it does for a sender that died. A server that lacks the call, or does
+// not answer, is left alone; its epoch is what keeps the batch from being late.
+func (p *Provider) cancel(ctx context.Context, vm string, sent map[string]string) {
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), cancelWithin)
+	defer stop()
+	header := map[string]string{}
+	if epoch := sent["Berth-Epoch"]; epoch != "" {
+		header["Berth-Epoch"] = epoch
+	}
+	_, _, err := p.client.do(ctx, call{
+		method: http.MethodDelete, path: []string{"sandboxes", vm, "computer", "actions", sent["Idempotency-Key"]}, header: header, want: http.StatusNoContent, limit: 1 << 10,
+	})
+	if err != nil && !errors.Is(err, providers.ErrNotFound) {
+		p.opts.Logger.Warn("a batch that was given up is not known to have ended", "server", p.opts.ServerID, "vm", vm, "key", sent["Idempotency-Key"], "err", err)
+	}
 }
 
 var errUnknown = errors.New("it was interrupted, and nobody can say how far it went")
