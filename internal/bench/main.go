@@ -85,6 +85,7 @@ var benchmarks = []benchmark{
 	{"placement_decision", placementDecision},
 	{"placement_durable", placementDurable},
 	{"act_roundtrip", actRoundtrip},
+	{"act_browser", actBrowser},
 	{"scheduler_fleet", schedulerFleet},
 	{"loop_step", loopStep},
 	{"loop_resume", loopResume},

@@ -171,6 +171,11 @@ func publishAct(ctx context.Context, js jetstream.JetStream, vm, id string) erro
 
 // actByWorker runs the real worker over a provider that does nothing.
 func actByWorker(ctx context.Context, w *world, sandboxes int, ready func()) error {
+	return serve(ctx, w, noop{sandboxes}, sandboxes, ready)
+}
+
+// serve runs a worker over a provider that has the sandboxes vm-0 … with fence 1.
+func serve(ctx context.Context, w *world, p providers.Provider, sandboxes int, ready func()) error {
 	js, err := w.connect(ctx, "worker")
 	if err != nil {
 		return err
@@ -189,7 +194,7 @@ func actByWorker(ctx context.Context, w *world, sandboxes int, ready func()) err
 	}
 	worker, err := worker.New(worker.Options{JS: js, Name: "bench", Log: slog.New(slog.DiscardHandler), Servers: []worker.Server{{
 		ID: benchID, Config: config,
-		Open: func(context.Context) (providers.Provider, error) { return noop{sandboxes}, nil },
+		Open: func(context.Context) (providers.Provider, error) { return p, nil },
 	}}})
 	if err != nil {
 		return err
