@@ -2,7 +2,9 @@ package looprunner_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -206,5 +208,142 @@ func TestStrangersInTheJournal(t *testing.T) {
 			t.Errorf("acts %s", got)
 		}
 		b.close()
+	})
+}
+
+// A person's answer reaches the model, once and beside a fresh picture, wherever
+// the runner dies between the question and the answer, also where nobody runs
+// loops when it is given.
+func TestAnswerAfterACrash(t *testing.T) {
+	edges := []string{"appended:decided", "append:paused", "appended:paused", "answered", "append:resumed", "appended:resumed", "append:observed", "appended:observed", "append:thinking", "appended:thinking"}
+	bubble(t, func(g *rig) {
+		for i, edge := range edges {
+			loop := fmt.Sprintf("l%d", i)
+			var mu sync.Mutex
+			var told []string
+			asks := func(o *looprunner.Options) {
+				o.Models["asker"] = func(looprunner.Spec) (looprunner.Model, error) {
+					return thinker(func(_ context.Context, in looprunner.Turn) (looprunner.Decision, error) {
+						mu.Lock()
+						defer mu.Unlock()
+						if len(in.History) == 0 {
+							return looprunner.Decision{NeedsInput: "please log in"}, nil
+						}
+						told = append(told, strings.Join(in.Messages, "+")+" at "+in.Observation.Title)
+						return looprunner.Decision{Done: true}, nil
+					}), nil
+				}
+			}
+			answered := false
+			first := g.runner("first-"+loop, func(p *process, point, _ string) {
+				// The edges after the answer are those of the second turn.
+				late := edge == "append:observed" || edge == "appended:observed" || edge == "append:thinking" || edge == "appended:thinking"
+				mu.Lock()
+				defer mu.Unlock()
+				if point == edge && (answered || !late) {
+					p.kill()
+				}
+			}, asks)
+			g.request(events.Start, "s-"+loop, object{"loopId": loop, "model": object{"name": "asker"}, "goal": "g"})
+			if !strings.HasSuffix(edge, "decided") && edge != "append:paused" {
+				g.until(loop, "paused")
+			} else {
+				g.until(loop, "thinking")
+			}
+			time.Sleep(time.Minute)
+			if edge == "answered" {
+				first.kill()
+			}
+			g.fleet.set(func(f *fleet) { f.boxes[vmOf(loop)].text = "logged in" })
+			mu.Lock()
+			answered = true
+			mu.Unlock()
+			g.request(events.Message, "m-"+loop, object{"loopId": loop, "text": "done"})
+			time.Sleep(time.Minute) // where the runner is dead, nobody is there
+			second := g.runner("second-"+loop, nil, asks)
+			g.finished(loop, events.LoopSucceeded, "")
+			mu.Lock()
+			// A runner that dies once the answer is thought of costs one more question.
+			if n := len(told); n < 1 || n > 2 || n == 2 && edge != "appended:thinking" {
+				t.Errorf("%s: the model was told %q", edge, told)
+			}
+			for _, what := range told {
+				if what != "done at logged in" {
+					t.Errorf("%s: the model was told %q, want the answer and what the person did", edge, what)
+				}
+			}
+			mu.Unlock()
+			second.close()
+			<-first.done
+		}
+	})
+}
+
+// A loop that nobody ran for hours looks before it thinks.
+func TestStalePictureIsTakenAgain(t *testing.T) {
+	bubble(t, func(g *rig) {
+		var seen string
+		model := func(o *looprunner.Options) {
+			o.Models["m"] = func(looprunner.Spec) (looprunner.Model, error) {
+				return thinker(func(_ context.Context, in looprunner.Turn) (looprunner.Decision, error) {
+					seen = in.Observation.Title
+					return looprunner.Decision{Done: true}, nil
+				}), nil
+			}
+		}
+		first := g.runner("first", func(p *process, point, _ string) {
+			if point == "appended:observed" {
+				p.kill()
+			}
+		}, model)
+		g.request(events.Start, "s", object{"loopId": "l", "model": object{"name": "m"}, "goal": "g", "limits": object{"seconds": 20000}})
+		g.until("l", "observed")
+		<-first.done
+		time.Sleep(2 * time.Hour)
+		g.fleet.set(func(f *fleet) { f.boxes[vmOf("l")].text = "two hours later" })
+		second := g.runner("second", nil, model)
+		g.finished("l", events.LoopSucceeded, "")
+		if seen != "two hours later" {
+			t.Errorf("the model saw %q", seen)
+		}
+		second.close()
+	})
+}
+
+// What somebody said before a question was put is no answer to it: it is told,
+// but the loop waits for one.
+func TestEarlierMessageIsNoAnswer(t *testing.T) {
+	bubble(t, func(g *rig) {
+		var told []string
+		a := g.runner("a", nil, func(o *looprunner.Options) {
+			o.Models["asker"] = func(looprunner.Spec) (looprunner.Model, error) {
+				return thinker(func(_ context.Context, in looprunner.Turn) (looprunner.Decision, error) {
+					told = append(told, strings.Join(in.Messages, "+"))
+					switch len(in.History) {
+					case 0:
+						time.Sleep(10 * time.Second)
+						return looprunner.Decision{NeedsInput: "pay 100?"}, nil
+					case 1:
+						return looprunner.Decision{Observe: true}, nil
+					default:
+						return looprunner.Decision{Done: true}, nil
+					}
+				}), nil
+			}
+		})
+		g.request(events.Start, "s", object{"loopId": "l", "model": object{"name": "asker"}, "goal": "g"})
+		g.until("l", "thinking")
+		g.request(events.Message, "m1", object{"loopId": "l", "text": "ok, thanks"})
+		g.until("l", "paused")
+		time.Sleep(time.Minute)
+		if len(told) != 1 {
+			t.Errorf("it went on without an answer: the model was told %q", told)
+		}
+		g.request(events.Message, "m2", object{"loopId": "l", "text": "no"})
+		g.finished("l", events.LoopSucceeded, "")
+		if got := strings.Join(told, "|"); got != "|ok, thanks+no|" {
+			t.Errorf("the model was told %q", got)
+		}
+		a.close()
 	})
 }

@@ -25,6 +25,9 @@
 //     less than that).
 //   - A model's answer is journaled before anything is done. The model is asked
 //     at most once more per crash than there are turns, and told the same.
+//   - A question to a person is answered by a message stored after it, whoever
+//     runs the loop by then. After a pause, and after a takeover that took more
+//     than a minute, the model is shown a new picture.
 //   - An unknown outcome goes to the model. It is never tried again blindly.
 //   - What ends a loop by its limits follows from the journal alone: usage, the
 //     price that started has, repeated screens and actions, the hosts shown. So

@@ -28,6 +28,9 @@ const (
 	// endGrace is how long a loop waits to hear that its sandbox is gone before
 	// it says finished; the kill itself is durable.
 	endGrace = 10 * time.Second
+	// staleAfter is how old a picture may be that a loop which is taken over
+	// shows its model. A takeover takes less.
+	staleAfter = time.Minute
 )
 
 // errDrained: this process stops; another goes on with the loop.
@@ -78,6 +81,9 @@ func (l *loop) run(held context.Context) {
 		return
 	}
 	l.inherited = s.pending != nil
+	if s.obs != nil && time.Since(s.obs.TakenAt) > staleAfter { // nobody had the loop for a while
+		s.stale = true
+	}
 	l.held = events.ExtractTrace(held, s.headers)
 	live, end := context.WithCancelCause(l.held)
 	l.mu.Lock()
@@ -167,7 +173,7 @@ func (l *loop) next() error {
 		return l.j.append(l.held, events.LoopResumedName, &events.LoopPaused{})
 	case s.pending != nil:
 		return l.carryOut(s.pending)
-	case s.obs == nil:
+	case s.obs == nil || s.stale:
 		return l.observe(l.live)
 	default:
 		return l.think()

@@ -23,6 +23,7 @@ type state struct {
 
 	step      int // being worked on; 0 until the first observation
 	obs       *computer.Observation
+	stale     bool // obs is from before a pause: people may have used the sandbox meanwhile
 	dialogs   []computer.Dialog
 	downloads []computer.Download
 	history   []Exchange
@@ -42,6 +43,7 @@ type state struct {
 	inbox    []string // messages not yet shown to the model
 	shown    int      // of these, those in the turn being thought about
 	asking   string   // what the model wants to know
+	unheard  int      // of inbox, those that came before it was asked: no answer to it
 	pause    bool     // somebody wants it to stand still
 	paused   bool     // and it has said so
 	stop     *events.LoopControl
@@ -136,7 +138,7 @@ func (s *state) apply(e entry) error {
 	case events.LoopPausedName:
 		s.paused = true
 	case events.LoopResumedName:
-		s.paused, s.asking = false, ""
+		s.paused, s.asking, s.stale = false, "", true
 	case events.LoopEndingName:
 		s.ending = &events.LoopEnding{}
 		return decode(s.ending)
@@ -149,7 +151,7 @@ func (s *state) apply(e entry) error {
 }
 
 func (s *state) applyObserved(o computer.Observation) {
-	s.obs = &o
+	s.obs, s.stale = &o, false
 	s.dialogs = append(slices.Clip(s.dialogs), o.Dialogs...)
 	s.downloads = append(slices.Clip(s.downloads), o.Downloads...)
 	switch {
@@ -162,6 +164,7 @@ func (s *state) applyObserved(o computer.Observation) {
 }
 
 func (s *state) applyDecided(d *events.LoopDecided) {
+	s.stale = false
 	s.countRepeats(d)
 	s.carried = d.State
 	s.usage.InputTokens += d.Usage.InputTokens
@@ -176,8 +179,9 @@ func (s *state) applyDecided(d *events.LoopDecided) {
 	if d.Deadline != nil {
 		s.deadline = *d.Deadline
 	}
+	s.asking = d.NeedsInput // any other decision comes after the answer
 	if d.NeedsInput != "" {
-		s.asking, s.pending = d.NeedsInput, nil
+		s.unheard, s.pending, s.stale = len(s.inbox), nil, true
 		s.step++
 	}
 }
@@ -187,7 +191,7 @@ func (s *state) applyActed(d *events.LoopActed) {
 		s.history[n-1].Acted = &Acted{Outcome: d.Outcome, Error: d.Error, Actions: d.Actions}
 	}
 	s.acts++
-	s.pending, s.obs, s.dialogs, s.downloads = nil, nil, nil, nil
+	s.pending, s.obs, s.stale, s.dialogs, s.downloads = nil, nil, false, nil, nil
 	s.step++
 	if d.Observation != nil {
 		s.obs = d.Observation
@@ -229,7 +233,7 @@ func (s *state) applyControl(e entry, decode func(any) error) error {
 }
 
 // waits: the loop stands still until somebody speaks.
-func (s *state) waits() bool { return s.pause || (s.asking != "" && len(s.inbox) == 0) }
+func (s *state) waits() bool { return s.pause || (s.asking != "" && len(s.inbox) <= s.unheard) }
 
 func decisionOf(d *events.LoopDecided) Decision {
 	return Decision{
