@@ -337,30 +337,36 @@ func TestCreates(t *testing.T) {
 	t.Parallel()
 	s := startStandin(t)
 	ps := []*Provider{connect(t, s), connect(t, s)}
-	t.Run("two at once", func(t *testing.T) {
-		var wg sync.WaitGroup
-		var made [2]providers.Sandbox
-		var errs [2]error
-		for i, p := range ps {
-			wg.Go(func() { made[i], errs[i] = p.Create(t.Context(), providers.Spec{VM: "both", Fence: 1}) })
-		}
-		wg.Wait()
-		list, err := ps[0].List(t.Context())
-		if err != nil || len(list) != 1 {
-			t.Fatalf("%d sandboxes, %v; the creates: %v", len(list), err, errs)
-		}
-		for i := range ps {
-			if errs[i] == nil && made[i].ID != list[0].ID || errs[i] != nil && !errors.Is(errs[i], providers.ErrConflict) {
-				t.Errorf("create %d: %+v, %v", i, made[i], errs[i])
+	// While the first create's desktop starts the second begins at any moment.
+	for _, late := range []time.Duration{0, 50 * time.Millisecond, 500 * time.Millisecond} {
+		t.Run(fmt.Sprint("two at once, ", late, " apart"), func(t *testing.T) {
+			var wg sync.WaitGroup
+			var made [2]providers.Sandbox
+			var errs [2]error
+			for i, p := range ps {
+				wg.Go(func() {
+					<-time.After(time.Duration(i) * late)
+					made[i], errs[i] = p.Create(t.Context(), providers.Spec{VM: "both", Fence: 1})
+				})
 			}
-		}
-		if errs[0] != nil && errs[1] != nil {
-			t.Errorf("both gave way: %v", errs)
-		}
-		if err := ps[0].Kill(t.Context(), "both"); err != nil {
-			t.Fatal(err)
-		}
-	})
+			wg.Wait()
+			list, err := ps[0].List(t.Context())
+			if err != nil || len(list) != 1 {
+				t.Fatalf("%d sandboxes, %v; the creates: %v", len(list), err, errs)
+			}
+			for i := range ps {
+				if errs[i] == nil && made[i].ID != list[0].ID || errs[i] != nil && !errors.Is(errs[i], providers.ErrConflict) {
+					t.Errorf("create %d: %+v, %v", i, made[i], errs[i])
+				}
+			}
+			if errs[0] != nil && errs[1] != nil {
+				t.Errorf("both gave way: %v", errs)
+			}
+			if err := ps[0].Kill(t.Context(), "both"); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
 	for name, c := range map[string]struct {
 		spec providers.Spec
 		want error

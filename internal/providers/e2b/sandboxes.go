@@ -442,22 +442,67 @@ func (p *Provider) create(ctx context.Context, spec providers.Spec) (s providers
 		b.making = false
 		p.mu.Unlock()
 	}()
-	found, err := p.find(ctx, spec.VM)
-	if err != nil {
-		return s, err
+	if _, err = p.alone(ctx, b, false); err == nil {
+		err = p.prepare(ctx, b)
 	}
-	i := slices.IndexFunc(found, func(f providers.Sandbox) bool { return f.ID == at.id })
-	switch {
-	case i < 0:
-		return s, errLost
-	case i > 0: // somebody else was first
-		if err := p.delete(ctx, at.id); err != nil {
-			return s, err
+	if err == nil {
+		s, err = p.alone(ctx, b, true)
+	}
+	return s, err
+}
+
+// alone makes sure that b is the vm's only sandbox, and returns it, or gives
+// way with ErrConflict: whoever created before b's owner looked may not have
+// been listed yet. Of two, the one that is ready stays, else the older. One that
+// is ready may have been answered, so it waits for an older one that is not to
+// be ready or to give way; that one has not seen it ready, or is giving way.
+func (p *Provider) alone(ctx context.Context, b *box, ready bool) (providers.Sandbox, error) {
+	bound, cancel := context.WithTimeoutCause(ctx, readyWithin, fmt.Errorf("another sandbox of the vm is neither ready nor gone: %w", providers.ErrTimeout))
+	defer cancel()
+	for {
+		found, err := p.find(bound, b.vm)
+		if err != nil {
+			return providers.Sandbox{}, err
 		}
-		return s, fmt.Errorf("the vm has just been made by another: %w", providers.ErrConflict)
+		mine := slices.IndexFunc(found, func(f providers.Sandbox) bool { return f.ID == b.id })
+		if mine < 0 {
+			return providers.Sandbox{}, errLost
+		}
+		wait := false
+		for i, other := range found {
+			if i == mine || ready && i > mine {
+				continue // a younger one gives way to one that is ready
+			}
+			switch theirs, err := p.isReady(bound, other); {
+			case bound.Err() != nil:
+				return providers.Sandbox{}, context.Cause(bound)
+			case err != nil:
+				wait = true
+			case theirs || i < mine && !ready:
+				return providers.Sandbox{}, fmt.Errorf("the vm has just been made by another: %w", providers.ErrConflict)
+			case i < mine:
+				wait = true
+			}
+		}
+		if !wait {
+			return found[mine], nil
+		}
+		select {
+		case <-time.After(askAgain):
+		case <-bound.Done():
+			return providers.Sandbox{}, context.Cause(bound)
+		}
 	}
-	s = found[0]
-	return s, p.prepare(ctx, b)
+}
+
+// isReady asks a sandbox that is not this provider's whether its desktop is.
+func (p *Provider) isReady(ctx context.Context, s providers.Sandbox) (bool, error) {
+	d, err := p.detail(ctx, s.ID)
+	if err != nil {
+		return false, err
+	}
+	said, err := p.ask(ctx, &box{place: place{s.ID, d.Token, p.domain(d.Domain)}, gone: p.client.ctx, vm: s.VM}, lookWithin, "state")
+	return said == "Z", err
 }
 
 // post makes the sandbox at E2B. When ctx ends it still waits a little for the
