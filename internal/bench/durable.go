@@ -62,7 +62,7 @@ func placementDurable(ctx context.Context, opts options, print func(figure)) err
 type placerFunc func(ctx context.Context, w *world, servers int, ready func()) error
 
 func durableWorld(ctx context.Context, sync bool, servers, n int, place placerFunc) (sample, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	w, err := newWorld(ctx, sync)
 	if err != nil {
@@ -151,7 +151,8 @@ func requestPlacements(ctx context.Context, js jetstream.JetStream, n int) (samp
 	return s, err
 }
 
-// registerServers writes n servers with room for everything.
+// registerServers writes n servers with room for everything. Their consumers
+// are the scheduler's to make; the floor has none.
 func registerServers(ctx context.Context, js jetstream.JetStream, n int) error {
 	places, err := js.KeyValue(ctx, kv.BucketPlacements)
 	if err != nil {
@@ -162,10 +163,8 @@ func registerServers(ctx context.Context, js jetstream.JetStream, n int) error {
 	for i := range n {
 		g.Go(func() error {
 			s := benchServer(i)
-			if _, err := kv.Put(ctx, places, kv.ServerKey(s.ID), s, 0); err != nil {
-				return err
-			}
-			return bus.EnsureConsumers(ctx, js, bus.ServerConsumers(s.ID, s.Config.MaxContainers))
+			_, err := kv.Put(ctx, places, kv.ServerKey(s.ID), s, 0)
+			return err
 		})
 	}
 	return g.Wait()
@@ -202,6 +201,18 @@ func placeByScheduler(ctx context.Context, w *world, servers int, ready func()) 
 		err := collect(ctx, beats, bus.Events, "event._.*.healthy", servers, func(subject string) { healthy[subject] = true })
 		if err != nil {
 			return err
+		}
+		commands, err := beats.Stream(ctx, bus.Commands)
+		if err != nil {
+			return err
+		}
+		for made := 0; made < 2*servers; { // by the scheduler, for each server
+			time.Sleep(200 * time.Millisecond)
+			info, err := commands.Info(ctx)
+			if err != nil {
+				return err
+			}
+			made = info.State.Consumers
 		}
 		time.Sleep(2 * time.Second) // the views of the fleet's start are written
 		ready()
