@@ -206,7 +206,7 @@ func (c *call) replayEntry(t *teller, start time.Time, e looprunner.Entry) error
 	return nil
 }
 
-// export writes the page; a file is there whole or as it was.
+// export writes the page.
 func (c *call) export(ctx context.Context, p *pictureStore, entries []looprunner.Entry, path string) error {
 	story, err := replay.Tell(entries)
 	if err != nil {
@@ -215,9 +215,18 @@ func (c *call) export(ctx context.Context, p *pictureStore, entries []looprunner
 	if path == "-" {
 		return replay.HTML(ctx, c.stdout, story, p.fetch, p.kept)
 	}
+	if err := writePage(ctx, p, story, path); err != nil {
+		return err
+	}
+	fmt.Fprintf(c.stdout, "%s: %d turns; open it in a browser, it needs nothing else\n", path, len(story.Turns))
+	return nil
+}
+
+// writePage writes the page to a file, which is there whole or as it was.
+func writePage(ctx context.Context, p *pictureStore, story *replay.Story, path string) error {
 	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
-		return badUsage("--html: %v", err)
+		return badUsage("%s: %v", path, err)
 	}
 	err = replay.HTML(ctx, file, story, p.fetch, p.kept)
 	err = errors.Join(err, file.Chmod(0o644), file.Close())
@@ -227,7 +236,6 @@ func (c *call) export(ctx context.Context, p *pictureStore, entries []looprunner
 	if err != nil {
 		return errors.Join(err, os.Remove(file.Name()))
 	}
-	fmt.Fprintf(c.stdout, "%s: %d turns; open it in a browser, it needs nothing else\n", path, len(story.Turns))
 	return nil
 }
 

@@ -152,7 +152,7 @@ func TestReplayExportsAPage(t *testing.T) {
 	if files, err := os.ReadDir(filepath.Dir(file)); err != nil || len(files) != 1 {
 		t.Errorf("it left %v %v beside the page", files, err)
 	}
-	if _, errs, code := berth(t.Context(), "replay", "gate", "--html", filepath.Join(file, "no", "such"), "--server", url); code != 2 || !strings.Contains(errs, "--html: ") {
+	if _, errs, code := berth(t.Context(), "replay", "gate", "--html", filepath.Join(file, "no", "such"), "--server", url); code != 2 || !strings.Contains(errs, "not a directory") {
 		t.Errorf("exit %d: %s", code, errs)
 	}
 }
@@ -302,10 +302,15 @@ func record(ctx context.Context, t *testing.T, s *devstack.Stack, script string,
 	if err := os.WriteFile(file, []byte(script), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, errs, code := berth(ctx, "run", "--server", s.NATSURL, "--script", file, "--out", t.TempDir())
+	dir := t.TempDir()
+	out, errs, code := berth(ctx, "run", "--server", s.NATSURL, "--script", file, "--out", dir)
 	m := loopLine.FindStringSubmatch(out)
 	if code != want || m == nil {
 		t.Fatalf("exit %d, want %d:\n%s%s", code, want, out, errs)
+	}
+	page, err := os.ReadFile(filepath.Join(dir, m[1], "loop.html"))
+	if err != nil || !bytes.Contains(page, []byte("data:image/png;base64,")) {
+		t.Errorf("the page beside loop.json: %d bytes, %v", len(page), err)
 	}
 	return m[1]
 }

@@ -21,6 +21,7 @@ import (
 	"berth/internal/looprunner"
 	"berth/internal/looprunner/script"
 	"berth/internal/program"
+	"berth/internal/replay"
 	"berth/internal/telemetry"
 	"berth/internal/thinkers"
 	"berth/internal/thinkers/recorded"
@@ -42,8 +43,8 @@ func runCommand() *command {
 	return &command{name: "run", args: "(--script FILE | --goal TEXT --model NAME)", summary: "Run one loop, with its progress, pictures and journal",
 		detail: `Without --server and NATS_URL it starts the whole stack inside itself and ends it again.
 A script is a JSON file of actions and checks, see examples/; where it says {{demo}},
-the demo application is started and its URL put in. Pictures and loop.json (the whole
-journal, with timings) go to out/LOOP/. With --json it prints the journal's entries instead
+the demo application is started and its URL put in. Pictures, loop.json (the whole
+journal, with timings) and loop.html (to step through) go to out/LOOP/. With --json it prints the journal's entries instead
 of the progress, one a line.
 
 Exit codes: 0 the loop succeeded, 1 it failed (the output says which step and why),
@@ -175,6 +176,7 @@ type runner struct {
 
 	teller  teller
 	journal []journalEntry
+	entries []looprunner.Entry
 	frames  []savedFrame
 	seen    map[string]bool
 	lastBad line
@@ -282,6 +284,11 @@ func (r *runner) run(ctx context.Context, cl *client) error {
 	if e := r.save(finished); e != nil {
 		err = errors.Join(err, e)
 	}
+	if rejected == nil && len(r.entries) > 0 {
+		if e := r.savePage(context.WithoutCancel(ctx), cl); e != nil {
+			err = errors.Join(err, e)
+		}
+	}
 	switch {
 	case err != nil:
 		return err
@@ -342,7 +349,7 @@ func (r *runner) follow(ctx context.Context, cl *client, req events.Request) (*e
 // entry takes in one entry of the journal.
 func (r *runner) entry(ctx context.Context, cl *client, e looprunner.Entry) (*events.LoopFinished, error) {
 	kept := journalEntry{e.Sequence, e.Stored, events.LoopSubject(r.o.tenant, r.loop, e.Name), e.Name, e.Data}
-	r.journal = append(r.journal, kept)
+	r.journal, r.entries = append(r.journal, kept), append(r.entries, e)
 	if r.json {
 		if err := r.printLine(kept); err != nil {
 			return nil, err
@@ -497,6 +504,19 @@ func (r *runner) save(f *events.LoopFinished) error {
 	return errors.Join(enc.Encode(out), file.Close())
 }
 
+// savePage writes loop.html, the journal as a page.
+func (r *runner) savePage(ctx context.Context, cl *client) error {
+	pictures, err := cl.pictures(ctx)
+	if err != nil {
+		return err
+	}
+	story, err := replay.Tell(r.entries)
+	if err != nil {
+		return err
+	}
+	return writePage(ctx, pictures, story, filepath.Join(r.dir, "loop.html"))
+}
+
 // summary says how it ended and what to look at next.
 func (r *runner) summary(f *events.LoopFinished) {
 	if r.json {
@@ -510,13 +530,13 @@ func (r *runner) summary(f *events.LoopFinished) {
 			fmt.Fprintf(w, "\nfailed at step %d, %s: %s", r.lastBad.step, r.lastBad.what, clip(r.lastBad.note, 500))
 		}
 	}
-	fmt.Fprintf(w, "\n\nlook at   %s  (%d pictures)\n          %s  (the journal: what was seen, decided and done, and when)\n",
-		r.dir+string(filepath.Separator), len(r.frames), filepath.Join(r.dir, "loop.json"))
+	fmt.Fprintf(w, "\n\nlook at   %s  (%d pictures)\n          %s  (step through it in a browser)\n          %s  (the journal: what was seen, decided and done, and when)\n",
+		r.dir+string(filepath.Separator), len(r.frames), filepath.Join(r.dir, "loop.html"), filepath.Join(r.dir, "loop.json"))
 	if r.local {
 		fmt.Fprintf(w, "next      `berth dev` serves the same stack for `berth run --server`, `berth events` and the nats CLI\n")
 		return
 	}
-	fmt.Fprintf(w, "next      `berth replay %s --original` shows it again\n", r.loop)
+	fmt.Fprintf(w, "next      `berth replay %s` steps through it, `--rerun` does it again\n", r.loop)
 }
 
 // barWidth is the length of the bar in characters.
