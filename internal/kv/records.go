@@ -159,13 +159,14 @@ type Heartbeat struct {
 	Worker   string    `json:"worker"`
 	Epoch    uint64    `json:"epoch"`
 	BootID   string    `json:"bootId"`
-	Probe    string    `json:"probe,omitempty"` // "" when the last probe passed, else why not
-	Breaker  string    `json:"breaker"`         // closed, half-open, open
-	Running  int       `json:"running"`         // sandboxes in the provider's inventory
-	Synced   bool      `json:"synced"`          // the inventory has been read since the lease was taken
-	Gone     []Gone    `json:"gone,omitempty"`  // until the allocation is freed
-	SentAt   time.Time `json:"sentAt"`          // the worker's clock, for people
-	Sequence uint64    `json:"sequence"`        // counts up within an epoch
+	Probe    string    `json:"probe,omitempty"`   // "" when the last probe passed, else why not
+	Breaker  string    `json:"breaker"`           // closed, half-open, open
+	Running  int       `json:"running"`           // sandboxes in the provider's inventory
+	Synced   bool      `json:"synced"`            // the inventory has been read since the lease was taken
+	Gone     []Gone    `json:"gone,omitempty"`    // until the allocation is freed
+	Watched  []string  `json:"watched,omitempty"` // vm ids whose live view somebody saw since the inventory before the last
+	SentAt   time.Time `json:"sentAt"`            // the worker's clock, for people
+	Sequence uint64    `json:"sequence"`          // counts up within an epoch
 }
 
 // HealthState of a server, as the active scheduler sees it.

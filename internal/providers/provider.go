@@ -146,6 +146,7 @@ type Sandbox struct {
 	Capabilities []Capability
 	CreatedAt    time.Time
 	ExpiresAt    time.Time // the server's own end of life; zero: none
+	WatchedAt    time.Time // when somebody last saw the live view, by the server's clock; zero: never, or not known
 }
 
 // Batch is one command's actions for one sandbox.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"berth/internal/computer"
@@ -35,7 +36,9 @@ type box struct {
 	started chan struct{}           // closed when the start has ended, well or not
 	gone    chan struct{}           // closed when nothing is left of it
 
-	err   error // of the start; set before started is closed
+	err     error                     // of the start; set before started is closed
+	watched atomic.Pointer[time.Time] // when a viewer of the live view last asked; nil: never by this process
+
 	dir   string
 	guest Guest // likewise; nil after an error
 

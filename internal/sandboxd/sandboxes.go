@@ -51,6 +51,7 @@ type detail struct {
 	Metadata     map[string]string `json:"metadata"`
 	StartedAt    time.Time         `json:"startedAt"`
 	EndAt        *time.Time        `json:"endAt,omitempty"`
+	WatchedAt    *time.Time        `json:"watchedAt,omitempty"`
 	Display      computer.Display  `json:"display"`
 	Capabilities []string          `json:"capabilities"`
 }
@@ -66,6 +67,9 @@ func (b *box) detail() detail {
 	}
 	if !rec.EndAt.IsZero() {
 		d.EndAt = &rec.EndAt
+	}
+	if at := b.watched.Load(); at != nil {
+		d.WatchedAt = at
 	}
 	return d
 }

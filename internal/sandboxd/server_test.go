@@ -547,9 +547,20 @@ func TestStream(t *testing.T) {
 	}
 	w.want(t, 200, "GET", path+"/stream", nil)
 	frame := path + "/stream/frame" + query("vm-a", until)
+	watched := func() (at time.Time) {
+		var d struct{ WatchedAt time.Time }
+		w.want(t, 200, "GET", path, nil).into(t, &d)
+		return d.WatchedAt
+	}
+	if at := watched(); !at.IsZero() {
+		t.Errorf("watched at %v, before anybody looked", at)
+	}
 	first := w.want(t, 200, "GET", frame, nil, noKey...)
 	if _, err := png.Decode(bytes.NewReader(first.body)); err != nil {
 		t.Errorf("the first frame: %v", err)
+	}
+	if at := watched(); time.Since(at) > time.Minute {
+		t.Errorf("watched at %v", at)
 	}
 	name := first.header.Get("Berth-Frame")
 	changed := make(chan answer, 1)

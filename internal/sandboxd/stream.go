@@ -81,7 +81,8 @@ func (s *Server) getStream(w http.ResponseWriter, r *http.Request) error {
 }
 
 // getFrame answers with a picture as soon as the screen is another than the one
-// named by after, or with 204 when that takes long. Berth-Frame names it.
+// named by after, or with 204 when that takes long. Berth-Frame names it. While
+// it waits the sandbox counts as watched.
 func (s *Server) getFrame(w http.ResponseWriter, r *http.Request) error {
 	b, err := s.running(r.PathValue("id"))
 	if err != nil {
@@ -91,6 +92,8 @@ func (s *Server) getFrame(w http.ResponseWriter, r *http.Request) error {
 	ticker := time.NewTicker(framePause)
 	defer ticker.Stop()
 	for end := time.Now().Add(frameWithin); time.Now().Before(end); {
+		now := time.Now().UTC()
+		b.watched.Store(&now)
 		png, _, err := b.guest.Agent().screenshot(r.Context())
 		if err != nil {
 			return b.explain(r.Context(), err)

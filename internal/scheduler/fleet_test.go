@@ -158,12 +158,13 @@ type fakeWorker struct {
 	delay  func(verb events.Verb, vm string) time.Duration    // before the result; nil: none
 	code   string                                             // of refusals
 
-	mu    sync.Mutex
-	live  map[string]uint64 // vm → fence
-	peak  int
-	gone  []kv.Gone
-	stop  context.CancelFunc
-	quiet bool // neither heartbeats nor results
+	mu      sync.Mutex
+	live    map[string]uint64 // vm → fence
+	peak    int
+	gone    []kv.Gone
+	stop    context.CancelFunc
+	quiet   bool     // neither heartbeats nor results
+	watched []string // vm ids whose live view somebody has open
 }
 
 func (b *bundle) worker(id string, config kv.ServerConfig) *fakeWorker {
@@ -218,7 +219,7 @@ func (b *bundle) worker(id string, config kv.ServerConfig) *fakeWorker {
 	b.wg.Go(func() {
 		for seq := uint64(1); ; seq++ {
 			w.mu.Lock()
-			beat := kv.Heartbeat{Server: id, Worker: "fake", Epoch: 1, BootID: "boot", Breaker: "closed", Running: len(w.live), Synced: true, Gone: w.gone, Sequence: seq}
+			beat := kv.Heartbeat{Server: id, Worker: "fake", Epoch: 1, BootID: "boot", Breaker: "closed", Running: len(w.live), Synced: true, Gone: w.gone, Watched: w.watched, Sequence: seq}
 			quiet := w.quiet
 			w.mu.Unlock()
 			raw, err := json.Marshal(beat)

@@ -445,6 +445,11 @@ func (t *term) onHeartbeat(e jetstream.KeyValueEntry) {
 			look = append(look, g.VM)
 		}
 	}
+	for _, vm := range beat.Watched { // a person who looks uses it (S11)
+		if v := t.vms[vm]; v != nil && v.rec.ServerID == e.Key() && t.touch(v, time.Now().UTC()) {
+			look = append(look, vm)
+		}
+	}
 	state, _ := s.health.judge(time.Now())
 	tend := state != s.health.state || beat.Running == 0 && s.rec.Admin == kv.Draining
 	t.mu.Unlock()

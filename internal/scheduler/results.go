@@ -59,9 +59,7 @@ func (t *term) onResult(ctx context.Context, d delivery) error {
 			return err
 		}
 	}
-	if err := t.used(ctx, path.VM); err != nil {
-		return err
-	}
+	t.used(path.VM)
 	tenant, ok := e.Extensions()[events.ExtForwarded].(string)
 	if !finished || !ok || events.CheckID("tenant", tenant) != nil {
 		return nil
@@ -155,30 +153,34 @@ func (t *term) killed(ctx context.Context, path events.ResultPath, f events.Fini
 }
 
 // used starts a sandbox's idle clock anew.
-func (t *term) used(ctx context.Context, vm string) error {
-	now := time.Now().UTC()
+func (t *term) used(vm string) {
 	t.mu.Lock()
 	v := t.vms[vm]
-	if v == nil || v.rec.Phase != kv.Ready || v.rec.ActiveAt == nil {
-		t.mu.Unlock()
-		return nil
+	write := v != nil && t.touch(v, time.Now().UTC())
+	t.mu.Unlock()
+	if write {
+		t.queue.add(vm)
+	}
+}
+
+// touch notes the use of a sandbox with an idle clock and reports whether it is
+// to be written to the record, which step does; the caller holds mu.
+func (t *term) touch(v *vmState, now time.Time) (write bool) {
+	if v.rec.Phase != kv.Ready || v.rec.ActiveAt == nil {
+		return false
 	}
 	v.active = now
-	write := now.Sub(*v.rec.ActiveAt) >= activityEvery
-	t.mu.Unlock()
-	if !write {
-		return nil
-	}
-	unlock, err := t.moving.lock(ctx, vm)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	_, err = t.transition(ctx, vm, func(p *kv.Placement, _ uint64) error {
-		if p.Phase != kv.Ready || p.ActiveAt == nil || now.Sub(*p.ActiveAt) < activityEvery {
+	return now.Sub(*v.rec.ActiveAt) >= activityEvery
+}
+
+// noteUse writes the last use of a sandbox to its record, once it is so much
+// later than what the record says.
+func (t *term) noteUse(ctx context.Context, vm string, used time.Time) error {
+	_, err := t.transition(ctx, vm, func(p *kv.Placement, _ uint64) error {
+		if p.Phase != kv.Ready || p.ActiveAt == nil || used.Sub(*p.ActiveAt) < activityEvery {
 			return kv.ErrUnchanged
 		}
-		p.ActiveAt = &now
+		p.ActiveAt = &used
 		return nil
 	})
 	return err

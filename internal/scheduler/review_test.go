@@ -3,7 +3,9 @@ package scheduler_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -72,6 +74,37 @@ func TestForeignMoveIsAnnounced(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.untilEvent(2*time.Second, "default", "a", "failed")
+	})
+}
+
+// A person who looks at a sandbox uses it, also across a change of scheduler
+// (S11: agent-browser#1617).
+func TestViewersStopTheIdleClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := setup(t)
+		stop, _ := b.scheduler("s1")
+		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 5})
+		defer w.stop()
+		b.create("default", "r1", map[string]any{"vmId": "a", "idleTimeoutSeconds": 20})
+		b.create("default", "r2", map[string]any{"vmId": "b", "idleTimeoutSeconds": 20})
+		b.untilEvent(5*time.Second, "default", "a", "ready")
+		watch := func(vms ...string) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.watched = vms
+		}
+		watch("a")
+		b.untilEvent(30*time.Second, "default", "b", "expired")
+		stop()
+		b.scheduler("s2")
+		time.Sleep(60 * time.Second)
+		if got := b.names("default", "a"); slices.Contains(got, "expired") {
+			t.Errorf("a was watched and is %v", got)
+		}
+		watch()
+		if e := b.untilEvent(25*time.Second, "default", "a", "expired"); e["code"] != events.CodeIdle {
+			t.Errorf("a ended with %v", e)
+		}
 	})
 }
 

@@ -126,10 +126,10 @@ func (t *tenure) setProbe(why string) {
 }
 
 // setStock notes what an inventory has shown.
-func (t *tenure) setStock(running int, gone []kv.Gone) {
+func (t *tenure) setStock(running int, gone []kv.Gone, watched []string) {
 	t.mu.Lock()
 	changed := !t.state.Synced || t.state.Running != running || !slices.Equal(t.state.Gone, gone)
-	t.state.Synced, t.state.Running, t.state.Gone = true, running, gone
+	t.state.Synced, t.state.Running, t.state.Gone, t.state.Watched = true, running, gone, watched
 	t.mu.Unlock()
 	if changed {
 		ask(t.beat)

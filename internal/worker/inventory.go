@@ -79,7 +79,29 @@ func (t *tenure) takeStock(ctx context.Context) {
 	if !known {
 		return
 	}
-	t.setStock(len(list), gone)
+	t.setStock(len(list), gone, t.watchedSince(here))
+}
+
+// maxWatched bounds the ids in a heartbeat. Each is a person's open window.
+const maxWatched = 200
+
+// watchedSince lists the sandboxes whose live view somebody saw after the last
+// inventory. The first one of a tenure takes them all for seen.
+func (t *tenure) watchedSince(here map[placement]providers.Sandbox) []string {
+	var seen []string
+	before := t.watched
+	t.watched = make(map[placement]time.Time, len(before))
+	for at, s := range here {
+		if s.WatchedAt.IsZero() {
+			continue
+		}
+		t.watched[at] = s.WatchedAt
+		if s.WatchedAt.After(before[at]) && len(seen) < maxWatched {
+			seen = append(seen, at.vm)
+		}
+	}
+	slices.Sort(seen)
+	return seen
 }
 
 // serveListed takes into service what the provider holds and the record knows,

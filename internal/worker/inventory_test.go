@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -244,6 +245,24 @@ func TestHeartbeats(t *testing.T) {
 		w.until("the probe fails", 5*time.Second, func() bool { h, _ := w.beat(server1); return h.Probe != "" })
 		remove()
 		w.until("the probe passes", 5*time.Second, func() bool { h, _ := w.beat(server1); return h.Probe == "" })
+	})
+}
+
+// Heartbeats name the sandboxes whose live view somebody saw of late (S11:
+// agent-browser#1617).
+func TestHeartbeatsTellOfViewers(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		f := w.fake(server1)
+		w.start("w1")
+		w.ready("a")
+		w.ready("b")
+		watched := func() []string { h, _ := w.beat(server1); return h.Watched }
+		for range 4 {
+			f.Watch("b")
+			time.Sleep(inventoryEvery)
+		}
+		w.until("b is named", 3*time.Second, func() bool { return slices.Equal(watched(), []string{"b"}) })
+		w.until("nobody looks any more", 3*inventoryEvery, func() bool { return len(watched()) == 0 })
 	})
 }
 

@@ -43,10 +43,11 @@ type tenure struct {
 	killed    map[string]killMark // by vm
 	claims    map[string]bool     // tokens that this tenure is working on
 	locks     map[string]*vmLock
-	state     kv.Heartbeat        // what the next heartbeat says
-	badProbes span                // of the probes that have failed since the last that passed
-	ready     map[placement]bool  // whether a placement's create is known to have been ok
-	orphan    map[placement]stray // sandboxes without allocation
+	state     kv.Heartbeat            // what the next heartbeat says
+	badProbes span                    // of the probes that have failed since the last that passed
+	ready     map[placement]bool      // whether a placement's create is known to have been ok
+	orphan    map[placement]stray     // sandboxes without allocation
+	watched   map[placement]time.Time // when the live view was last seen, by the last inventory, whose goroutine alone has it
 }
 
 // placement names one life of a vm.

@@ -230,6 +230,15 @@ func (f *Fake) Reboot() {
 	f.epoch = 0
 }
 
+// Watch has somebody look at a sandbox's live view at this moment.
+func (f *Fake) Watch(vm string) {
+	f.set(func() {
+		if b := f.boxes[vm]; b != nil {
+			b.sandbox.WatchedAt = time.Now()
+		}
+	})
+}
+
 // SetBootID changes what Health tells, and nothing else.
 func (f *Fake) SetBootID(id string) { f.set(func() { f.bootID = id }) }
 

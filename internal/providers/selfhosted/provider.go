@@ -156,6 +156,7 @@ type detail struct {
 	Metadata     map[string]string `json:"metadata"`
 	StartedAt    time.Time         `json:"startedAt"`
 	EndAt        time.Time         `json:"endAt"`
+	WatchedAt    time.Time         `json:"watchedAt"`
 	Display      computer.Display  `json:"display"`
 	Capabilities []string          `json:"capabilities"`
 }
@@ -177,7 +178,7 @@ func (p *Provider) sandbox(d detail) (providers.Sandbox, error) {
 	return providers.Sandbox{
 		ID: d.SandboxID, VM: vm, Fence: fence, Tenant: d.Metadata[metaTenant], Role: d.Metadata[metaRole], Owner: d.Metadata[metaOwner],
 		Session: d.Metadata[metaSession], Server: p.opts.ServerID, State: d.State, Display: d.Display, Capabilities: capabilities,
-		CreatedAt: d.StartedAt, ExpiresAt: d.EndAt,
+		CreatedAt: d.StartedAt, ExpiresAt: d.EndAt, WatchedAt: d.WatchedAt,
 	}, nil
 }
 
