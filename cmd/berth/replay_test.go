@@ -258,6 +258,7 @@ func TestReplayStepsInATerminal(t *testing.T) {
 	expect("p", "turn 2 of 2")
 	expect("g", "turn 1 of 2")
 	expect("G", "the end, after 2 turns")
+	expect("\033[D\033[Dn", "turn 2 of 2") // as keys that repeat come
 	if _, err := master.WriteString("q"); err != nil {
 		t.Fatal(err)
 	}
@@ -397,6 +398,14 @@ func TestRerun(t *testing.T) {
 			t.Errorf("exit %d:\n%s%s", code, out, errs)
 		}
 	})
+}
+
+func TestSplitKeys(t *testing.T) {
+	for in, want := range map[string]string{"": "", "nn": "n|n", "\033[C\033[C": "\033[C|\033[C", "\033OCq": "\033OC|q", "\033[1~w": "\033[1~|w", "\033": "\033", "\033[": "\033|["} {
+		if got := strings.Join(splitKeys(in), "|"); got != want {
+			t.Errorf("%q: %q, want %q", in, got, want)
+		}
+	}
 }
 
 func TestRerunNeedsTheEnvironment(t *testing.T) {

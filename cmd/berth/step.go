@@ -64,12 +64,12 @@ func keys(ctx context.Context, in io.Reader) <-chan string {
 	out := make(chan string)
 	go func() {
 		defer close(out)
-		buf := make([]byte, 16)
+		buf := make([]byte, 256)
 		for {
 			n, err := in.Read(buf)
-			if n > 0 {
+			for _, key := range splitKeys(string(buf[:n])) {
 				select {
-				case out <- string(buf[:n]):
+				case out <- key:
 				case <-ctx.Done():
 					return
 				}
@@ -79,6 +79,22 @@ func keys(ctx context.Context, in io.Reader) <-chan string {
 			}
 		}
 	}()
+	return out
+}
+
+// splitKeys parts what came in one read: keys that repeat come together. An
+// escape sequence ends with its first letter or tilde.
+func splitKeys(s string) []string {
+	var out []string
+	for len(s) > 0 {
+		n := 1
+		if len(s) > 2 && s[0] == '\033' && (s[1] == '[' || s[1] == 'O') {
+			for n = 3; n < len(s) && (s[n-1] < '@' || s[n-1] > '~'); n++ {
+			}
+		}
+		out = append(out, s[:n])
+		s = s[n:]
+	}
 	return out
 }
 

@@ -12,7 +12,8 @@ func isTerminal(fd uintptr) bool {
 }
 
 // keyByKey has a terminal hand over each key as it is typed, unseen. Ctrl-C
-// stays a signal. restore puts the terminal back.
+// stays a signal; Ctrl-Z, which would leave the terminal so, is a key without
+// a meaning. restore puts the terminal back.
 func keyByKey(fd uintptr) (restore func() error, err error) {
 	was, err := unix.IoctlGetTermios(int(fd), unix.TCGETS)
 	if err != nil {
@@ -20,7 +21,7 @@ func keyByKey(fd uintptr) (restore func() error, err error) {
 	}
 	now := *was
 	now.Lflag &^= unix.ICANON | unix.ECHO
-	now.Cc[unix.VMIN], now.Cc[unix.VTIME] = 1, 0
+	now.Cc[unix.VMIN], now.Cc[unix.VTIME], now.Cc[unix.VSUSP] = 1, 0, 0
 	if err := unix.IoctlSetTermios(int(fd), unix.TCSETS, &now); err != nil {
 		return nil, err
 	}
