@@ -36,6 +36,7 @@ nightly: build $(BIN)/nats $(BIN)/nats-server ## the property tests at full size
 	@BERTH_PARKED=5000 $(GO) test ./internal/scheduler -run Parked -timeout 30m
 	@$(GO) test ./internal/worker -run AnyHistory -timeout 60m -rapid.checks=1000
 	@$(GO) test ./internal/kv -run LeaseIsExclusive -timeout 30m -rapid.checks=1000
+	@BERTH_BIN=$(BIN) BERTH_FREEZE=80s BERTH_PICTURES=1000 $(GO) test ./e2e -run 'SeveredAndFrozen|MemoryOfAWorker'
 
 bench: ## figures beside their floors, as JSON lines
 	@$(GO) run ./internal/bench

@@ -96,14 +96,12 @@ func (w *wire) set(cut bool) {
 // frozen for longer than its lease, with a request of its own still on the way.
 func TestSeveredAndFrozenWorkers(t *testing.T) {
 	t.Parallel()
-	const id = "playwright-01" // which the worker's user of dev.conf has the grants for
+	const id = "ax102-01"
 	began := time.Now()
 	mark := func(what string) { t.Helper(); t.Logf("%6.2f s  %s", time.Since(began).Seconds(), what) }
-	server, n := startStandIn(t, id), startNATS(t)
-	mustBerth(t, "provision", "--server", n.url("operator"), "--servers", id)
-	f := &fleet{natsServer: n}
+	server, f := startStandIn(t, id), provisioned(t, id, "ax102-02")
 	f.start(t, "scheduler")
-	through := startWire(t, n.addr)
+	through := startWire(t, f.addr)
 	registry := fmt.Sprintf(`SANDBOX_SERVERS_JSON=[{"id":%q,"provider":"selfhosted","url":%q,"apiKey":%q,"maxContainers":4}]`, id, server.url, standInKey)
 	one := start(t, program("worker"), []string{registry, "LOG_LEVEL=debug", "NATS_URL=nats://worker:worker@" + through.addr()})
 	_, js := f.connect(t, "operator")

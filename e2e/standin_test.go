@@ -25,6 +25,8 @@ type standIn struct {
 	url  string
 	does providers.Provider
 
+	picture []byte // what every sandbox looks like; nil: as the fake has it
+
 	mu    sync.Mutex
 	delay map[string]*delay // by idempotency key
 }
@@ -67,7 +69,7 @@ func startStandIn(t *testing.T, id string) *standIn {
 		return reply(w, http.StatusOK, map[string]any{"status": "ok", "bootId": "boot-1"})
 	})
 	handle("GET /capacity", func(w http.ResponseWriter, _ *http.Request) error {
-		return reply(w, http.StatusOK, map[string]any{"maxContainers": 10, "capabilities": s.does.Info().Capabilities})
+		return reply(w, http.StatusOK, map[string]any{"maxContainers": 1000, "capabilities": s.does.Info().Capabilities})
 	})
 	handle("POST /sandboxes", func(w http.ResponseWriter, r *http.Request) error {
 		var body struct {
@@ -127,6 +129,9 @@ func startStandIn(t *testing.T, id string) *standIn {
 		view, err := s.does.Observe(r.Context(), r.PathValue("id"))
 		if err != nil {
 			return err
+		}
+		if s.picture != nil {
+			view.PNG = s.picture
 		}
 		w.Header().Set("Content-Type", "image/png")
 		_, err = w.Write(view.PNG)

@@ -51,6 +51,12 @@
 // `noPicture`), not the act. Values that do not fit the result message are
 // dropped, each with an error that says so.
 //
+// Pictures between a server's answer and the store take at most
+// Options.PictureBytes (256 MiB) for all servers together: room is taken before
+// one is asked for, by the most that a PNG of its display can have, and what has
+// more is refused. An observation waits for room within its time, an act with
+// screenshots as long as it may start; all else waits for none of it.
+//
 // # Heartbeats, health and inventory
 //
 // A heartbeat goes out every 2 s ± 10 %, and at once when the probe, the breaker

@@ -66,12 +66,19 @@ func (t *tenure) halted(ctx context.Context, c *command) *computer.Fault {
 
 // act runs an act's actions, and looks afterwards where it is to.
 func (t *tenure) act(ctx context.Context, c *command) verdict {
+	give, refused := t.roomFor(ctx, c)
+	if refused != nil {
+		return verdict{outcome: computer.Rejected, fault: refused}
+	}
+	defer give()
 	began := time.Now()
 	results, err := t.batch(ctx, c)
 	ran := time.Since(began)
 	t.at(AfterExecute, c.VM)
 	v := t.judge(ctx, c, results, err)
 	v.ran = ran
+	clear(results) // their pictures are stored
+	give()         // before there is room for another
 	if v.fault != nil && v.fault.Code == events.CodeTimeout && t.missing(ctx, c.VM) {
 		v.fault = fault(events.CodeLost, "the sandbox is gone (%s)", v.fault.Message)
 	}

@@ -123,6 +123,9 @@ func (s *frameStore) write(ctx context.Context, name string, image []byte) error
 
 // keep stores a picture of a vm.
 func (t *tenure) keep(ctx context.Context, vm string, image []byte) (computer.Picture, error) {
+	if d := t.display(vm); int64(len(image)) > maxPictureBytes(d) {
+		return computer.Picture{}, fmt.Errorf("the picture has %d bytes, more than one of %d×%d can have", len(image), d.Width, d.Height)
+	}
 	// A picture that was taken is kept although the sandbox is killed or the
 	// lease is lost meanwhile.
 	ctx, done := linger(ctx)
@@ -136,6 +139,11 @@ func (t *tenure) keep(ctx context.Context, vm string, image []byte) (computer.Pi
 func (t *tenure) picture(ctx context.Context, vm string) (*computer.Observation, error) {
 	bound, cancel := context.WithTimeoutCause(ctx, computer.ObserveTime, errTimedOut)
 	defer cancel()
+	give, err := t.w.pictures.take(bound, 1, t.display(vm))
+	if err != nil {
+		return nil, fmt.Errorf("vm %s: no room for a picture: %w", vm, err)
+	}
+	defer give()
 	view, err := watched(bound, t, vm, func(ctx context.Context) (providers.View, error) { return t.provider.Observe(ctx, vm) })
 	if err != nil {
 		if errors.Is(err, providers.ErrLost) || errors.Is(err, providers.ErrNotFound) {

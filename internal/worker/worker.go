@@ -61,6 +61,9 @@ type Options struct {
 	Meter    metric.Meter  // nil: none
 	LeaseTTL time.Duration // 0: DefaultLeaseTTL; at most kv.LeaseBucketTTL
 
+	// PictureBytes bounds the pictures in hand at once; 0: DefaultPictureBytes.
+	PictureBytes int64
+
 	// Hook, in tests only, is called at each Point with the vm concerned.
 	Hook func(p Point, vm string)
 }
@@ -76,6 +79,8 @@ type Worker struct {
 
 	crashed atomic.Bool // in tests only: a dead process closes nothing
 
+	pictures *pictureRoom
+
 	roster *roster
 	wakes  map[string]chan struct{} // by server: its lease may be free
 
@@ -87,6 +92,9 @@ type Worker struct {
 func New(opts Options) (*Worker, error) {
 	if opts.LeaseTTL == 0 {
 		opts.LeaseTTL = DefaultLeaseTTL
+	}
+	if opts.PictureBytes == 0 {
+		opts.PictureBytes = DefaultPictureBytes
 	}
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
@@ -100,6 +108,9 @@ func New(opts Options) (*Worker, error) {
 	}
 	if opts.LeaseTTL < 0 || opts.LeaseTTL > kv.LeaseBucketTTL {
 		errs = append(errs, fmt.Errorf("lease of %s: at most %s", opts.LeaseTTL, kv.LeaseBucketTTL))
+	}
+	if opts.PictureBytes < 0 {
+		errs = append(errs, fmt.Errorf("room for pictures of %d bytes: not below 0", opts.PictureBytes))
 	}
 	if len(opts.Servers) == 0 {
 		errs = append(errs, errors.New("no servers"))
@@ -123,7 +134,7 @@ func New(opts Options) (*Worker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
-	w := &Worker{opts: opts, inst: inst, results: map[string]unpublished{}, wakes: map[string]chan struct{}{}}
+	w := &Worker{opts: opts, inst: inst, pictures: newPictureRoom(opts.PictureBytes), results: map[string]unpublished{}, wakes: map[string]chan struct{}{}}
 	ids := make([]string, len(opts.Servers))
 	for i, s := range opts.Servers {
 		ids[i], w.wakes[s.ID] = s.ID, make(chan struct{}, 1)
