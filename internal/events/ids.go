@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"time"
 )
 
 // FleetTenant is the tenant of the fleet itself; only operators may speak for it.
@@ -63,6 +64,12 @@ func clip(s string) string {
 // create per placement of a vm, and numbered kills, so that a successor that
 // publishes them again publishes the same command.
 func CreateCommandID(vm string, fence uint64) string { return fmt.Sprintf("create-%s-%d", vm, fence) }
+
+// IdlePauseID names the pause of one placement of a vm that was last used at a
+// moment.
+func IdlePauseID(vm string, fence uint64, used time.Time) string {
+	return fmt.Sprintf("pause-%s-%d-%d", vm, fence, used.UnixMilli())
+}
 
 // KillCommandID names the attempt-th kill of one placement of a vm.
 func KillCommandID(vm string, fence uint64, attempt int) string {

@@ -50,6 +50,7 @@ const (
 	EventKilled   = "killed"
 	EventLost     = "lost"
 	EventExtended = "extended"
+	EventPaused   = "paused" // by its idle clock
 	EventFinished = "finished"
 )
 
@@ -167,10 +168,17 @@ type SandboxCreate struct {
 	Affinities          []Affinity        `json:"affinities,omitempty"`
 	TTLSeconds          *float64          `json:"ttlSeconds,omitempty"`
 	IdleTimeoutSeconds  *float64          `json:"idleTimeoutSeconds,omitempty"`
+	IdlePolicy          string            `json:"idlePolicy,omitempty"` // what the idle clock does: IdleKill, IdlePause
 	QueueTimeoutSeconds *float64          `json:"queueTimeoutSeconds,omitempty"`
 	Env                 map[string]string `json:"env,omitempty"`
 	Metadata            map[string]string `json:"metadata,omitempty"`
 }
+
+// Idle policies.
+const (
+	IdleKill  = "kill"  // the default
+	IdlePause = "pause" // asks for the capability too; a resume starts the clock anew
+)
 
 // Defaults of a create request and of commands.
 const (

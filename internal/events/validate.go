@@ -3,6 +3,7 @@ package events
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -45,6 +46,18 @@ func (c *SandboxCreate) Validate() error {
 			return BadInput("%s: at most 256 bytes without control characters", s.name)
 		}
 	}
+	switch c.IdlePolicy {
+	case "", IdleKill:
+	case IdlePause:
+		if c.IdleTimeoutSeconds == nil {
+			return BadInput("idlePolicy: %q goes with idleTimeoutSeconds", c.IdlePolicy)
+		}
+		if !slices.Contains(c.Requires, capabilityPause) {
+			c.Requires = append(slices.Clone(c.Requires), capabilityPause)
+		}
+	default:
+		return BadInput("idlePolicy: %q; want %q or %q", c.IdlePolicy, IdleKill, IdlePause)
+	}
 	if len(c.Requires) > 32 {
 		return BadInput("requires: at most 32 capabilities")
 	}
@@ -70,6 +83,9 @@ func (c *SandboxCreate) Validate() error {
 	}
 	return nil
 }
+
+// capabilityPause is what a server declares whose sandboxes can be paused.
+const capabilityPause = "pause"
 
 func (c *SandboxCreate) checkConditions() error {
 	if len(c.Constraints) > 32 || len(c.Affinities) > 32 {

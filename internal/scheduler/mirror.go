@@ -25,6 +25,7 @@ type vmState struct {
 	rev    uint64
 	slim   bool          // rec lacks what only a write or an announcement needs, see slimmed
 	idle   time.Duration // idle time-out; 0: none
+	pauses bool          // when it is idle, instead of ending
 	timer  *time.Timer   // wakes step at the next clock that matters
 	wakeAt time.Time     // when; zero: it is not running
 
@@ -134,9 +135,9 @@ func (t *term) applyVM(rec kv.Placement, rev uint64) {
 	t.countCreating(rec, +1)
 	t.quotas.count(v.rec, -1)
 	t.quotas.count(rec, +1)
-	v.idle = 0
+	v.idle, v.pauses = 0, false
 	if rec.Spec != nil && rec.Spec.IdleTimeoutSeconds != nil {
-		v.idle = events.Seconds(*rec.Spec.IdleTimeoutSeconds)
+		v.idle, v.pauses = events.Seconds(*rec.Spec.IdleTimeoutSeconds), rec.Spec.IdlePolicy == events.IdlePause
 	}
 	v.rec, v.rev, v.slim = t.slimmed(rec), rev, rec.Phase == kv.Ready || rec.Phase == kv.Ended
 	if rec.Phase != kv.Queued {

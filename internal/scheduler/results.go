@@ -13,11 +13,6 @@ import (
 	"berth/internal/kv"
 )
 
-// activityEvery is how often the use of a sandbox is written to its record,
-// where an idle time-out makes it matter: a successor may believe a sandbox
-// idle for that much longer than it is, never shorter by more.
-const activityEvery = 10 * time.Second
-
 // onResult hears every claim and result of the fleet. Those of creates and
 // kills have step look at the sandbox; those of forwarded commands are shown
 // to their tenant; all count as use.
@@ -52,6 +47,10 @@ func (t *term) onResult(ctx context.Context, d delivery) error {
 		if finished {
 			t.queue.add(path.VM)
 		}
+		return nil
+	}
+	if f.Command == events.Pause && f.Source == events.SourceScheduler {
+		t.queue.add(path.VM) // its idle clock's, which is no use
 		return nil
 	}
 	if finished && f.Outcome == computer.OK && (f.Command == events.Pause || f.Command == events.Resume) {
@@ -97,29 +96,6 @@ func (t *term) sayFinished(ctx context.Context, tenant, vm, token string, f even
 	return nil
 }
 
-// paused stops or starts a sandbox's idle clock.
-func (t *term) paused(ctx context.Context, vm string, stop bool) error {
-	return t.alone(ctx, vm, func() error {
-		_, err := t.transition(ctx, vm, func(p *kv.Placement, _ uint64) error {
-			if p.Phase != kv.Ready || (p.PausedAt != nil) == stop {
-				return kv.ErrUnchanged
-			}
-			now := time.Now().UTC()
-			if p.PausedAt = nil; stop {
-				p.PausedAt = &now
-			}
-			if p.ActiveAt != nil {
-				p.ActiveAt = &now // it begins anew (cubeplex#538)
-			}
-			return nil
-		})
-		if errors.Is(err, kv.ErrNotFound) {
-			return nil
-		}
-		return err
-	})
-}
-
 // killed ends a sandbox whose kill has finished, where it was not the scheduler
 // that asked for it: of its own kills it follows the record's Ending. The
 // record itself decides, not the mirror: this result is heard once.
@@ -149,39 +125,5 @@ func (t *term) killed(ctx context.Context, path events.ResultPath, f events.Fini
 		return t.end(ctx, rec, how)
 	}
 	_, err = t.setEnding(ctx, path.VM, how) // its create has not been confirmed yet
-	return err
-}
-
-// used starts a sandbox's idle clock anew.
-func (t *term) used(vm string) {
-	t.mu.Lock()
-	v := t.vms[vm]
-	write := v != nil && t.touch(v, time.Now().UTC())
-	t.mu.Unlock()
-	if write {
-		t.queue.add(vm)
-	}
-}
-
-// touch notes the use of a sandbox with an idle clock and reports whether it is
-// to be written to the record, which step does; the caller holds mu.
-func (t *term) touch(v *vmState, now time.Time) (write bool) {
-	if v.rec.Phase != kv.Ready || v.rec.ActiveAt == nil {
-		return false
-	}
-	v.active = now
-	return now.Sub(*v.rec.ActiveAt) >= activityEvery
-}
-
-// noteUse writes the last use of a sandbox to its record, once it is so much
-// later than what the record says.
-func (t *term) noteUse(ctx context.Context, vm string, used time.Time) error {
-	_, err := t.transition(ctx, vm, func(p *kv.Placement, _ uint64) error {
-		if p.Phase != kv.Ready || p.ActiveAt == nil || used.Sub(*p.ActiveAt) < activityEvery {
-			return kv.ErrUnchanged
-		}
-		p.ActiveAt = &used
-		return nil
-	})
 	return err
 }

@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"berth/internal/computer"
 	"berth/internal/events"
 	"berth/internal/kv"
 	"berth/internal/scheduler"
@@ -104,6 +106,49 @@ func TestViewersStopTheIdleClock(t *testing.T) {
 		watch()
 		if e := b.untilEvent(25*time.Second, "default", "a", "expired"); e["code"] != events.CodeIdle {
 			t.Errorf("a ended with %v", e)
+		}
+	})
+}
+
+// With the policy `pause` the idle clock pauses a sandbox, once, says so, and
+// begins anew with its resume; a sandbox that cannot be paused ends, as does one
+// that is not used after its resume and cannot be paused then.
+func TestIdlePolicyPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := setup(t)
+		stop, _ := b.scheduler("s1")
+		b.create("default", "r0", map[string]any{"vmId": "bad", "idlePolicy": "pause"})
+		if e := b.untilEvent(5*time.Second, "default", "bad", "rejected"); e["code"] != events.CodeBadInput {
+			t.Errorf("without a time-out: %v", e)
+		}
+		b.create("default", "r1", map[string]any{"vmId": "a", "idleTimeoutSeconds": 20, "idlePolicy": "pause"})
+		poor := b.worker("poor-01", kv.ServerConfig{MaxContainers: 5})
+		defer poor.stop()
+		b.untilEvent(3*time.Second, "_", "poor-01", "healthy")
+		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 5, Capabilities: []string{"pause"}})
+		defer w.stop()
+		if e := b.untilEvent(15*time.Second, "default", "a", "ready"); e["serverId"] != "ax102-01" {
+			t.Errorf("ready: %v", e)
+		}
+		if e := b.untilEvent(30*time.Second, "default", "a", "paused"); e["code"] != events.CodeIdle {
+			t.Errorf("paused: %v", e)
+		}
+		stop()
+		b.scheduler("s2")
+		time.Sleep(5 * time.Minute)
+		same(t, slices.DeleteFunc(b.names("default", "a"), func(s string) bool { return s == "queued" }), []string{"placed", "ready", "paused"})
+		b.request("default", "sandbox", events.Resume, events.CommandType(events.Resume), "r2", map[string]any{"vmId": "a"})
+		b.untilEvent(5*time.Second, "default", "a", "finished")
+		w.mu.Lock()
+		w.answer = func(verb events.Verb, _ string) computer.Outcome {
+			if verb == events.Pause {
+				return computer.Failed
+			}
+			return computer.OK
+		}
+		w.mu.Unlock()
+		if e := b.untilEvent(30*time.Second, "default", "a", "expired"); e["code"] != events.CodeIdle || !strings.Contains(fmt.Sprint(e["message"]), "could not be paused") {
+			t.Errorf("after a pause that failed: %v", e)
 		}
 	})
 }

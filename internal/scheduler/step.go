@@ -257,19 +257,10 @@ func (t *term) stepReady(ctx context.Context, rec kv.Placement) (time.Duration, 
 		_, err := t.setEnding(ctx, rec.VMID, kv.Ending{Outcome: events.EventExpired, Code: events.CodeTTL, Message: "lived its " + rec.ExpiresAt.Sub(*rec.ReadyAt).Round(time.Second).String()})
 		return 0, err
 	}
-	if rec.ActiveAt != nil && active.Sub(*rec.ActiveAt) >= activityEvery {
-		if err := t.noteUse(ctx, rec.VMID, active); err != nil {
-			return 0, err
-		}
-	}
-	if rec.ActiveAt != nil && limit > 0 && rec.PausedAt == nil {
-		if rec.ActiveAt.After(active) {
-			active = *rec.ActiveAt
-		}
-		idle := time.Until(active.Add(limit))
-		if idle <= 0 {
-			_, err := t.setEnding(ctx, rec.VMID, kv.Ending{Outcome: events.EventExpired, Code: events.CodeIdle, Message: "unused for " + limit.String()})
-			return 0, err
+	if limit > 0 && rec.ActiveAt != nil {
+		idle, err := t.stepIdle(ctx, rec, active, limit)
+		if err != nil || idle == 0 {
+			return idle, err
 		}
 		again = min(again, idle)
 	}
