@@ -53,7 +53,7 @@ func TestE2BThenTheBrowser(t *testing.T) {
 	f.start(t, "scheduler")
 	f.start(t, "worker", "E2B_API_KEY_FILE="+key, "E2B_API_URL="+url, "E2B_SANDBOX_URL="+url, "SANDBOX_FALLBACK=on",
 		"BERTH_STATE_DIR="+filepath.Join(dir, "state"), "BERTH_PLAYWRIGHT_SPARES=0")
-	t.Cleanup(func() { endBrowsers(t, dir) })
+	t.Cleanup(func() { endBrowsers(t, filepath.Join(dir, "state")) })
 	f.healthy(t, "e2b-01", "playwright-01")
 
 	_, js := f.connect(t, "operator")

@@ -41,6 +41,7 @@ type server struct {
 	mux   *http.ServeMux
 	slots int // of the first sandbox; other programs on this machine count from others
 
+	starts  sync.WaitGroup // creates under way
 	mu      sync.Mutex
 	boxes   map[string]*box
 	closed  bool
@@ -185,6 +186,7 @@ func (s *server) create(w http.ResponseWriter, r *http.Request) error {
 	if err := s.admit(b); err != nil {
 		return err
 	}
+	defer s.starts.Done()
 	err := s.start(b, in.EnvVars)
 	s.mu.Lock()
 	if err == nil && s.closed {
@@ -209,10 +211,14 @@ func (s *server) create(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// admit holds the limits: creates a second are a rate, sandboxes a number.
+// admit holds the limits: creates a second are a rate, sandboxes a number. What
+// it admits is one of s.starts.
 func (s *server) admit(b *box) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closed {
+		return &problem{Code: http.StatusServiceUnavailable, Message: "closing"}
+	}
 	now := time.Now()
 	s.created = slices.DeleteFunc(s.created, func(t time.Time) bool { return now.Sub(t) >= time.Second })
 	if len(s.created) >= s.opts.Creates {
@@ -233,6 +239,7 @@ func (s *server) admit(b *box) error {
 	b.slot = s.slots + s.serial%(jail.MaxSlots/2-1)
 	s.serial++
 	s.boxes[b.id] = b
+	s.starts.Add(1)
 	return nil
 }
 
@@ -585,10 +592,13 @@ func (s *server) connect(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// close ends every sandbox.
+// close ends every sandbox; those that are starting are ended by their creates.
 func (s *server) close() error {
 	s.mu.Lock()
 	s.closed = true
+	s.mu.Unlock()
+	s.starts.Wait()
+	s.mu.Lock()
 	var all []*box
 	for _, b := range s.boxes {
 		all = append(all, b)
@@ -596,12 +606,6 @@ func (s *server) close() error {
 	s.mu.Unlock()
 	var errs []error
 	for _, b := range all {
-		b.mu.Lock()
-		starting := b.state == "starting"
-		b.mu.Unlock()
-		if starting {
-			continue // its create ends it
-		}
 		errs = append(errs, b.process.Kill())
 		s.remove(b)
 	}
