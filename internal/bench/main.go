@@ -19,6 +19,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"berth/internal/sandboxd"
 )
 
 // figure is one line of output. Times are microseconds. Ratio is this figure's
@@ -86,21 +88,20 @@ var benchmarks = []benchmark{
 	{"placement_durable", placementDurable},
 	{"act_roundtrip", actRoundtrip},
 	{"act_browser", actBrowser},
+	{"sandbox_ready", sandboxReady},
+	{"sandbox_actions", sandboxActions},
 	{"scheduler_fleet", schedulerFleet},
 	{"loop_step", loopStep},
 	{"loop_resume", loopResume},
 }
 
 func main() {
+	sandboxd.TakeOver() // in a desktop's own processes it does not return
 	run := flag.String("run", "", "only the benchmarks whose name matches this `regexp`; one behind a slash is for the figures' parameters")
 	var opts options
 	flag.Float64Var(&opts.seconds, "seconds", 2, "how long to measure each figure, about")
 	profile := flag.String("cpuprofile", "", "write a CPU profile to `file`")
 	flag.Parse()
-	// One process plays the NATS server, the requesters and who is measured, all
-	// with small heaps: without this a tenth of a figure and of its floor would
-	// be garbage collection that no deployment has.
-	debug.SetGCPercent(400)
 	if *profile != "" {
 		f, err := os.Create(*profile)
 		if err == nil {
@@ -121,6 +122,10 @@ func main() {
 		}
 		return
 	}
+	// One process plays the NATS server, the requesters and who is measured, all
+	// with small heaps: without this a tenth of a figure and of its floor would
+	// be garbage collection that no deployment has.
+	debug.SetGCPercent(400)
 	if err := measure(ctx, *run, opts); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		pprof.StopCPUProfile()
