@@ -297,3 +297,21 @@ func TestLimitsOfScriptsAndSpendTold(t *testing.T) {
 		p.close()
 	})
 }
+
+func TestPricesAreChecked(t *testing.T) {
+	var p looprunner.Prices
+	if err := p.UnmarshalText([]byte(`{"chat/qwen3":{"inputPerMillionUsd":0.2,"outputPerMillionUsd":0.6}}`)); err != nil || p["chat/qwen3"].OutputPerMillion != 0.6 {
+		t.Errorf("%+v, %v", p, err)
+	}
+	for text, want := range map[string]string{
+		`[]`: `want {"name/id"`,
+		`{"chat/x":{"inputPerMillionUsd":1,"outputPerMillionUsd":1,"cached":1}}`: `unknown field "cached"`,
+		`{"chat":{"inputPerMillionUsd":1,"outputPerMillionUsd":1}}`:              `"chat": want the model's name and its id`,
+		`{"chat/x":{"inputPerMillionUsd":1}}`:                                    `"chat/x": needs inputPerMillionUsd and outputPerMillionUsd`,
+		`{"chat/x":{"inputPerMillionUsd":-1,"outputPerMillionUsd":1}}`:           "neither negative",
+	} {
+		if err := p.UnmarshalText([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", text, err, want)
+		}
+	}
+}

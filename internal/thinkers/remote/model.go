@@ -113,10 +113,13 @@ func (m *model) Think(ctx context.Context, in looprunner.Turn) (looprunner.Decis
 	if err != nil {
 		return looprunner.Decision{}, m.bad(err)
 	}
-	if err := vendors.Counted(m.limits, r.Usage); err != nil {
+	var usage events.LoopUsage
+	if r.Usage != nil {
+		usage = *r.Usage
+	} else if err := vendors.Counted(m.limits, usage); err != nil {
 		return looprunner.Decision{}, err
 	}
-	d := looprunner.Decision{Label: r.Label, Observe: r.Observe, Wait: events.Seconds(r.WaitSeconds), NeedsInput: r.NeedsInput, Done: r.Done, Failed: r.Failed, State: r.State, Usage: r.Usage}
+	d := looprunner.Decision{Label: r.Label, Observe: r.Observe, Wait: events.Seconds(r.WaitSeconds), NeedsInput: r.NeedsInput, Done: r.Done, Failed: r.Failed, State: r.State, Usage: usage}
 	if !r.Observe && r.NeedsInput == "" && !r.Done && r.Failed == nil {
 		if d.Actions, err = m.actions(in, r.Actions); err != nil {
 			return looprunner.Decision{}, m.bad(err)

@@ -323,3 +323,28 @@ func start(t *testing.T, srv *natsd.Server) {
 		t.Fatalf("the thinker says %q: %v\n%s", line[:n], err, stderr.String())
 	}
 }
+
+// A limit that counts tokens needs them told; none is told as zero.
+func TestTokensMustBeTold(t *testing.T) {
+	_, nc := server(t, natsd.Options{})
+	thinker(t, nc, "t1", func(_ *nats.Msg, r Request) *nats.Msg {
+		if r.Step == 1 {
+			return bare(`{"observe":true,"usage":{"inputTokens":0,"outputTokens":0}}`)
+		}
+		return bare(`{"observe":true}`)
+	})
+	for name, limits := range map[string]events.LoopLimits{"tokens": {Tokens: 100}, "spend": {SpendUSD: 1}, "none": {}} {
+		m, err := New(looprunner.Spec{Model: json.RawMessage(`{"name":"bus","thinker":"t1"}`), NC: nc, Limits: limits})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := m.Think(t.Context(), looprunner.Turn{Step: 1}); err != nil {
+			t.Errorf("%s: told as zero: %v", name, err)
+		}
+		_, err = m.Think(t.Context(), looprunner.Turn{Step: 2})
+		var f *computer.Fault
+		if silent := errors.As(err, &f) && f.Code == vendors.CodeNoUsage; silent != (name != "none") {
+			t.Errorf("%s: not told: %v", name, err)
+		}
+	}
+}

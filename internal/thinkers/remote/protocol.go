@@ -62,15 +62,15 @@ type Last struct {
 // Reply is a thinker's answer: exactly one of actions, observe, needsInput,
 // done and failed.
 type Reply struct {
-	Actions     json.RawMessage  `json:"actions,omitempty"` // of Berth's vocabulary, run in order as one command
-	Observe     bool             `json:"observe,omitempty"` // look again, after waitSeconds
-	WaitSeconds float64          `json:"waitSeconds,omitempty"`
-	NeedsInput  string           `json:"needsInput,omitempty"` // a question to a person; the loop pauses
-	Done        bool             `json:"done,omitempty"`
-	Failed      *computer.Fault  `json:"failed,omitempty"`
-	Label       string           `json:"label,omitempty"`
-	State       json.RawMessage  `json:"state,omitempty"`
-	Usage       events.LoopUsage `json:"usage,omitzero"`
+	Actions     json.RawMessage   `json:"actions,omitempty"` // of Berth's vocabulary, run in order as one command
+	Observe     bool              `json:"observe,omitempty"` // look again, after waitSeconds
+	WaitSeconds float64           `json:"waitSeconds,omitempty"`
+	NeedsInput  string            `json:"needsInput,omitempty"` // a question to a person; the loop pauses
+	Done        bool              `json:"done,omitempty"`
+	Failed      *computer.Fault   `json:"failed,omitempty"`
+	Label       string            `json:"label,omitempty"`
+	State       json.RawMessage   `json:"state,omitempty"`
+	Usage       *events.LoopUsage `json:"usage,omitempty"` // nil: not told, which is not nothing
 }
 
 // Bounds of a reply.
@@ -148,7 +148,7 @@ func (r *Reply) check() error {
 		return events.BadInput("label, needsInput: at most %d bytes", maxLabel)
 	case len(r.State) > maxState:
 		return events.BadInput("state: %d bytes, at most %d", len(r.State), maxState)
-	case r.Usage.InputTokens < 0 || r.Usage.OutputTokens < 0:
+	case r.Usage != nil && (r.Usage.InputTokens < 0 || r.Usage.OutputTokens < 0):
 		return events.BadInput("usage: negative")
 	}
 	return nil
