@@ -353,7 +353,7 @@ func TestRerun(t *testing.T) {
 			t.Fatal(err)
 		}
 		form := record(ctx, t, s, strings.ReplaceAll(string(raw), "{{demo}}", s.DemoURL), 0)
-		if res, code := rerun(form); code != 0 || !res.Same || res.Difference != nil || res.Outcome != "succeeded" || res.Steps < 5 {
+		if res, code := rerun(form, "--settle", "60"); code != 0 || !res.Same || res.Difference != nil || res.Outcome != "succeeded" || res.Steps < 5 {
 			t.Errorf("the form again: exit %d, %+v", code, res)
 		}
 
@@ -362,14 +362,14 @@ func TestRerun(t *testing.T) {
 		if code != 1 || res.Same || res.Difference == nil || res.Difference.Step != 3 || res.Difference.Field != "title" || res.Difference.Recorded != `"visit 1"` || res.Difference.Now != `"visit 2"` {
 			t.Errorf("another title: exit %d, %+v, %+v", code, res, res.Difference)
 		}
-		if res, code := rerun(counted, "--compare", "outcome,url"); code != 0 || !res.Same {
+		if res, code := rerun(counted, "--compare", "outcome,url", "--settle", "60"); code != 0 || !res.Same {
 			t.Errorf("titles not compared: exit %d, %+v", code, res)
 		}
 
 		// Pictures count when asked for.
 		visits.Store(0)
 		coloured := record(ctx, t, s, fmt.Sprintf(`[{"type":"open","target":"%s/colours"},{"check":"title","equals":"colours"},{"type":"cursor"}]`, app.URL), 0)
-		if res, code := rerun(coloured); code != 0 || !res.Same {
+		if res, code := rerun(coloured, "--settle", "60"); code != 0 || !res.Same {
 			t.Errorf("pictures not compared: exit %d, %+v", code, res)
 		}
 		visits.Store(1)
@@ -377,7 +377,7 @@ func TestRerun(t *testing.T) {
 			t.Errorf("another colour: exit %d, %+v, %+v", code, res, res.Difference)
 		}
 		visits.Store(0)
-		if res, code := rerun(coloured, "--compare", "picture"); code != 0 || !res.Same {
+		if res, code := rerun(coloured, "--compare", "picture", "--settle", "60"); code != 0 || !res.Same {
 			t.Errorf("the same colour: exit %d, %+v, %+v", code, res, res.Difference)
 		}
 
