@@ -458,7 +458,7 @@ func awaitWindow(t *testing.T, s *Session, title string) {
 // eventually polls until wrong says nothing.
 func eventually(t *testing.T, wrong func() string) {
 	t.Helper()
-	deadline, tick := time.After(15*time.Second), time.NewTicker(20*time.Millisecond)
+	deadline, tick := time.After(60*time.Second), time.NewTicker(20*time.Millisecond)
 	defer tick.Stop()
 	for {
 		message := wrong()

@@ -151,7 +151,7 @@ func (r *recorder) add(e input) {
 // await returns what was recorded as soon as enough is true of it.
 func (r *recorder) await(t testing.TB, what string, enough func([]input) bool) []input {
 	t.Helper()
-	deadline := time.NewTimer(10 * time.Second)
+	deadline := time.NewTimer(60 * time.Second)
 	defer deadline.Stop()
 	for {
 		r.mu.Lock()

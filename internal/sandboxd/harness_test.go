@@ -251,7 +251,7 @@ type result struct {
 // eventually polls until wrong says nothing.
 func eventually(t testing.TB, wrong func() string) {
 	t.Helper()
-	deadline, tick := time.After(20*time.Second), time.NewTicker(10*time.Millisecond)
+	deadline, tick := time.After(60*time.Second), time.NewTicker(10*time.Millisecond)
 	defer tick.Stop()
 	for {
 		message := wrong()

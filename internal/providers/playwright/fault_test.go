@@ -175,7 +175,7 @@ func newKeyPage(t *testing.T) *keyPage {
 // await waits until the page has seen all of want, in any order.
 func (k *keyPage) await(t *testing.T, want ...string) {
 	t.Helper()
-	limit := time.After(15 * time.Second)
+	limit := time.After(60 * time.Second)
 	for {
 		k.mu.Lock()
 		seen, came := slices.Clone(k.events), k.came
@@ -209,7 +209,7 @@ func do(t testing.TB, p *Provider, vm string, actions ...computer.Action) []prov
 
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(15 * time.Second)
+	deadline := time.NewTimer(60 * time.Second)
 	defer deadline.Stop()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -289,6 +289,15 @@ func TestEphemeral(t *testing.T) {
 	}
 	if _, err := p.Create(t.Context(), providers.Spec{VM: "vm", Fence: 1}); err != nil {
 		t.Fatal(err)
+	}
+	s, err := p.find("vm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range browsersOf(dir) { // the kill is of a group
+		if st, err := readStat(pid); err == nil && st.pgrp != s.proc.pid {
+			t.Errorf("process %d of the browser is in group %d, not in %d", pid, st.pgrp, s.proc.pid)
+		}
 	}
 	if err := p.Close(); err != nil {
 		t.Fatal(err)

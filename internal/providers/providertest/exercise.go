@@ -119,7 +119,7 @@ func (s *suite) sandboxOf(t *testing.T, d computer.Display) *box {
 		t.Fatalf("create: %v", err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 		defer cancel()
 		if err := s.p.Kill(ctx, b.vm); err != nil {
 			t.Errorf("kill: %v", err)
@@ -179,7 +179,7 @@ func wantErr(t *testing.T, what string, err, want error) {
 // eventually polls until ok, for at most ten seconds.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(10 * time.Second)
+	deadline := time.NewTimer(60 * time.Second)
 	defer deadline.Stop()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -231,7 +231,7 @@ func leaks(t *testing.T, newProvider func(t *testing.T) providers.Provider, opts
 		}
 		b.observe(t)
 	})
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(30 * time.Second)
 	for runtime.NumGoroutine() > before && time.Now().Before(deadline) {
 		runtime.Gosched()
 		<-time.After(5 * time.Millisecond)

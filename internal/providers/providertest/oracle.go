@@ -165,7 +165,7 @@ func (r *record) forget() {
 // test after ten seconds.
 func (r *record) await(t *testing.T, what string, enough func([]event) bool) []event {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
 	for {
 		r.mu.Lock()
