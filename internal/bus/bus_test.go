@@ -3,6 +3,7 @@ package bus_test
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -53,6 +54,16 @@ func TestEnsureMakesWhatCheckWants(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
+}
+
+// Records that decide things are read through their stream's leader (H12:
+// nats-server#4162, nats-server#4710).
+func TestRecordsAreReadFromTheLeader(t *testing.T) {
+	for _, s := range bus.Streams(3) {
+		if decides := strings.HasPrefix(s.Name, "KV_"); decides && s.AllowDirect {
+			t.Errorf("replicas may answer reads of %s", s.Name)
+		}
+	}
 }
 
 // An announcement is stored once however often it is made, and a later life

@@ -5,6 +5,9 @@ import (
 	"time"
 )
 
+// AsideAfter is asideAfter.
+const AsideAfter = asideAfter
+
 // SetTombstone shortens the day that an ended sandbox's record stays.
 func SetTombstone(d time.Duration) (restore func()) {
 	before := tombstone

@@ -216,7 +216,8 @@ func (b *bundle) usurper(name string, epoch uint64) {
 
 // Any number of schedulers that all believe they are active overbook nothing,
 // mix nothing, and end every request once (I1, I2, I5; deer-flow#4339,
-// k8s#136782, agent-sandbox#418).
+// k8s#136782, agent-sandbox#418; Q4: sel#14987, capacity is taken where it is
+// checked).
 func TestManyActiveAtOnce(t *testing.T) {
 	for _, n := range []uint64{2, 4, 8} {
 		synctest.Test(t, func(t *testing.T) {

@@ -56,12 +56,17 @@ type serverState struct {
 	consumers  bool           // its consumers exist
 	unsaid     []healthChange // in order
 	drainedFor time.Time
+	refusals   int       // creates in a row that it refused although they fit its record
+	aside      time.Time // until when it counts as degraded for that; zero: it does not
 }
 
 // snapshot is the server as placement sees it.
 func (s *serverState) snapshot(creating int, now time.Time) placement.Server {
 	p := s.base
 	judge(&p, &s.health, now)
+	if p.Health == placement.Healthy && now.Before(s.aside) {
+		p.Health = placement.Degraded
+	}
 	p.Creating = creating
 	for vm, a := range s.assumed {
 		if _, written := s.rec.Allocs[vm]; !written {

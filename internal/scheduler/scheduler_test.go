@@ -14,6 +14,7 @@ import (
 	"berth/internal/computer"
 	"berth/internal/events"
 	"berth/internal/kv"
+	"berth/internal/scheduler"
 )
 
 // run gives a test its bubble and a running scheduler. Bubbles with a NATS
@@ -245,6 +246,8 @@ func TestUnconfirmedIsSwept(t *testing.T) {
 	})
 }
 
+// What its worker no longer has is lost, which is an event: a vm is never bound
+// quietly to a fresh sandbox (L10: mitos#870).
 func TestWorkersWordThatOneIsLost(t *testing.T) {
 	run(t, func(t *testing.T, b *bundle) {
 		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 5})
@@ -439,6 +442,51 @@ func TestSlowAndRefusingServers(t *testing.T) {
 		}
 		b.create("default", "picky", map[string]any{"vmId": "picky"})
 		b.untilEvent(40*time.Second, "default", "picky", "ready")
+	})
+}
+
+// A server that refuses what fits its record is asked less and less, one create
+// at a time, and holds up nobody: the others get them. Once it takes one it is as
+// good as before (Q8: e2b-dev/infra#2878; Q10: hashicorp/nomad#9506).
+func TestServerThatRefusesIsSetAside(t *testing.T) {
+	run(t, func(t *testing.T, b *bundle) {
+		liar := b.worker("liar-01", kv.ServerConfig{MaxContainers: 100, Priority: 9})
+		defer liar.stop()
+		honest := b.worker("honest-01", kv.ServerConfig{MaxContainers: 30})
+		defer honest.stop()
+		var asked atomic.Int32
+		var mended atomic.Bool
+		liar.code = events.CodeFull
+		liar.answer = func(v events.Verb, _ string) computer.Outcome {
+			if v == events.Create && !mended.Load() {
+				asked.Add(1)
+				return computer.Rejected
+			}
+			return computer.OK
+		}
+		b.until(3*time.Second, "both healthy", func() bool { return len(b.events("event._.*.healthy")) == 2 })
+		for i := range 3 {
+			b.create("default", fmt.Sprint("a", i), map[string]any{"vmId": fmt.Sprint("a", i)})
+			b.untilEvent(10*time.Second, "default", fmt.Sprint("a", i), "ready")
+		}
+		for i := range 27 {
+			b.create("default", fmt.Sprint("b", i), map[string]any{"vmId": fmt.Sprint("b", i)})
+		}
+		b.until(5*time.Second, "the honest one has them", func() bool { return len(b.server("honest-01").Allocs) == 30 })
+		if n := asked.Load(); n != scheduler.AsideAfter {
+			t.Errorf("it was asked %d times", n)
+		}
+		b.create("default", "last", map[string]any{"vmId": "last", "queueTimeoutSeconds": 900})
+		time.Sleep(5 * time.Minute)
+		if n := asked.Load(); n < scheduler.AsideAfter+2 || n > scheduler.AsideAfter+20 {
+			t.Errorf("asked %d times after five minutes", n)
+		}
+		mended.Store(true)
+		b.untilEvent(5*time.Minute, "default", "last", "ready")
+		for i := range 5 {
+			b.create("default", fmt.Sprint("c", i), map[string]any{"vmId": fmt.Sprint("c", i)})
+		}
+		b.until(5*time.Second, "five more at once", func() bool { return len(b.server("liar-01").Allocs) == 6 })
 	})
 }
 

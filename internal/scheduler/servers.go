@@ -56,7 +56,11 @@ func (t *term) clock(ctx context.Context) error {
 		atMost := t.viewAtMost()
 		for id, s := range t.servers {
 			s.health.frozen = t.brake.on
-			if s.health.ramping(now) {
+			over := !s.aside.IsZero() && !now.Before(s.aside)
+			if over {
+				s.aside = time.Time{}
+			}
+			if over || s.health.ramping(now) {
 				t.refresh(id)
 				t.wake()
 			}

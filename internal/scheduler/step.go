@@ -16,7 +16,10 @@ const (
 	confirmWithin  = 30 * time.Second // of a reservation's start by a worker, else it is swept
 	avoidFor       = 5 * time.Second  // a server that refused a sandbox
 	lostAfter      = 60 * time.Second // a sandbox of a server that stays down
-	killAgain      = 2 * time.Second  // before a failed kill is tried again, doubling
+	asideAfter     = 3                // creates in a row that a server refused: it is set aside
+	asideFor       = 15 * time.Second // at first, doubling with each further one
+	asideMax       = 5 * time.Minute
+	killAgain      = 2 * time.Second // before a failed kill is tried again, doubling
 	killAgainMax   = 60 * time.Second
 	killUnanswered = 90 * time.Second // past its deadline: nobody will run it any more
 )
@@ -225,6 +228,7 @@ func (t *term) becomeReady(ctx context.Context, rec kv.Placement, f events.Finis
 		return nil
 	})
 	if err == nil && ready.Phase == kv.Ready {
+		t.servedBy(rec.ServerID)
 		t.meters.ready.Record(ctx, float64(time.Since(ready.CreatedAt).Microseconds())/1000)
 	}
 	return err
@@ -398,8 +402,46 @@ func (t *term) requeue(ctx context.Context, rec kv.Placement, code, message stri
 		p.ServerID, p.Fence, p.Attempt, p.ReservedAt = "", 0, "", nil
 		return nil
 	})
+	t.refusedBy(rec.ServerID, code)
 	t.log.Info("refused; queued again", "vm", rec.VMID, "server", rec.ServerID, "code", code, "message", message)
 	return err
+}
+
+// refusedBy notes that a server refused a create that fits its record. One that
+// does so again and again has less room than its record says, or none that
+// works: it is set aside for a while, which is to say that it counts as
+// degraded: it gets one create at a time, where no other server fits. A create
+// that succeeds clears it.
+func (t *term) refusedBy(server, code string) {
+	switch code {
+	case events.CodeFull, events.CodeUnavailable, events.CodeUnconfirmed, events.CodeBusy:
+	default:
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.servers[server]
+	if s == nil {
+		return
+	}
+	if s.refusals++; s.refusals < asideAfter {
+		return
+	}
+	d := min(asideFor<<min(s.refusals-asideAfter, 8), asideMax)
+	s.aside = time.Now().Add(d)
+	t.refresh(server)
+	t.log.Warn("the server refuses what fits its record; set aside", "server", server, "refusals", s.refusals, "code", code, "for", d)
+}
+
+// servedBy notes that a server made a sandbox.
+func (t *term) servedBy(server string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.servers[server]; s != nil && s.refusals > 0 {
+		s.refusals, s.aside = 0, time.Time{}
+		t.refresh(server)
+		t.wake()
+	}
 }
 
 // sweep claims a create command that no worker has taken up, so that none ever

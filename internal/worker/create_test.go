@@ -2,6 +2,7 @@ package worker
 
 import (
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -225,6 +226,19 @@ func TestPause(t *testing.T) {
 		if r := w.await(w.publish("a", events.Resume, "2", struct{}{})); r.Outcome != computer.OK || state() != providers.Running {
 			t.Errorf("resume: %s, %s", mustJSON(r), state())
 		}
+		// A server that fails is asked once and the requester hears so (L5: uncaged#69).
+		var calls atomic.Int32
+		f.OnCall(func(c providertest.Call) providertest.Injection {
+			if c.Method != "Resume" {
+				return providertest.Injection{}
+			}
+			calls.Add(1)
+			return providertest.Injection{Err: providers.ErrUnavailable}
+		})
+		if r := w.await(w.publish("a", events.Resume, "502", struct{}{})); r.Outcome == computer.OK || calls.Load() != 1 {
+			t.Errorf("resume at a server that fails: %s after %d calls", mustJSON(r), calls.Load())
+		}
+		f.OnCall(nil)
 		f.Inject("Pause", "a", 1, providertest.Injection{Hang: true})
 		c := w.publish("a", events.Pause, "3", struct{}{})
 		time.Sleep(100 * time.Millisecond)

@@ -163,7 +163,8 @@ func TestKilledByAServiceIsNotGone(t *testing.T) {
 	})
 }
 
-// An inventory that cannot be read changes nothing.
+// An inventory that cannot be read changes nothing: absence is no order to
+// delete (H7: nomad#18267).
 func TestUnreadableInventoryConcludesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		f := w.fake(server1)
@@ -182,7 +183,8 @@ func TestUnreadableInventoryConcludesNothing(t *testing.T) {
 }
 
 // A successor serves what its predecessor made, also where its first look at
-// the inventory failed.
+// the inventory failed, and makes no second one of it (H6: nomad#12680,
+// nomad#15068).
 func TestSuccessorAdopts(t *testing.T) {
 	for _, blind := range []bool{false, true} {
 		bubble(t, func(t *testing.T, w *world) {

@@ -39,6 +39,8 @@ func find(img image.Image, want color.RGBA) image.Rectangle {
 	return found
 }
 
+// A created sandbox has painted, and pictures are what the display shows (H15:
+// nex#134; S7: opengeni#245).
 func (s *suite) pictures(t *testing.T) {
 	display := computer.Display{Width: 1000, Height: 720}
 	if !s.info.Displays {
