@@ -50,35 +50,51 @@ func TestHostsInARealBrowser(t *testing.T) {
 			{"popup", `[{"type":"open","target":"URL/popup"},{"type":"click","x":500,"y":300},{"type":"wait","seconds":1},{"type":"click","x":500,"y":300}]`, "hostDenied"},
 			{"redirect", `[{"type":"open","target":"URL/redirect"},{"type":"click","x":500,"y":300}]`, "hostDenied"},
 			{"script", `[{"type":"open","target":"URL/script"},{"check":"title","equals":"elsewhere","within":60},{"type":"click","x":500,"y":300}]`, "hostDenied"},
-			{"open", `[{"type":"open","target":"http://localhost:1/"}]`, "hostDenied"},
 			{"nobody", `[{"type":"cursor"},{"type":"open","target":"http://127.0.0.1:1/"}]`, "navigationFailed"},
 			{"here", `[{"type":"cursor"},{"type":"open","target":"URL/here"},{"check":"title","equals":"here","within":60},{"type":"cursor"}]`, ""},
 		} {
-			dir := t.TempDir()
-			file := filepath.Join(dir, c.name+".json")
-			script := fmt.Sprintf(`{"goal":"stay","limits":{"allowHosts":["127.0.0.1"]},"script":%s}`, strings.ReplaceAll(c.script, "URL", app.URL))
-			if err := os.WriteFile(file, []byte(script), 0o600); err != nil {
-				t.Fatal(err)
+			// A browser on a machine that is very busy now and then aborts a first
+			// load (net::ERR_ABORTED), whatever the limits are: then it is done again.
+			var loop runResult
+			for attempt := 0; attempt == 0 || attempt < 4 && strings.Contains(loop.Message, "net::ERR_ABORTED"); attempt++ {
+				loop = runWithin(ctx, t, s, c.name, strings.ReplaceAll(c.script, "URL", app.URL))
 			}
-			out, errs, exit := berth(ctx, "run", "--server", s.NATSURL, "--script", file, "--out", dir)
-			files, err := filepath.Glob(dir + "/*/loop.json")
-			if err != nil || len(files) != 1 {
-				t.Fatalf("%s: %v %v:\n%s%s", c.name, files, err, out, errs)
-			}
-			raw, err := os.ReadFile(files[0])
-			if err != nil {
-				t.Fatal(err)
-			}
-			var loop struct{ Code, Message string }
-			if err := json.Unmarshal(raw, &loop); err != nil {
-				t.Fatal(err)
-			}
-			if loop.Code != c.code || (exit == 0) != (c.code == "") {
-				t.Errorf("%s: exit %d, %s: %s, want %s\n%s%s", c.name, exit, loop.Code, loop.Message, c.code, out, errs)
+			if loop.Code != c.code || (loop.exit == 0) != (c.code == "") {
+				t.Errorf("%s: exit %d, %s: %s, want %s\n%s", c.name, loop.exit, loop.Code, loop.Message, c.code, loop.out)
 			}
 		}
 	})
 	if n := acted.Load(); n > 0 {
 		t.Errorf("%d acts reached the host that may not be shown", n)
 	}
+}
+
+type runResult struct {
+	Code, Message string
+	exit          int
+	out           string
+}
+
+// runWithin runs a script that may show 127.0.0.1 only.
+func runWithin(ctx context.Context, t *testing.T, s *devstack.Stack, name, script string) runResult {
+	t.Helper()
+	dir := t.TempDir()
+	file := filepath.Join(dir, name+".json")
+	if err := os.WriteFile(file, fmt.Appendf(nil, `{"goal":"stay","limits":{"allowHosts":["127.0.0.1"]},"script":%s}`, script), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, errs, exit := berth(ctx, "run", "--server", s.NATSURL, "--script", file, "--out", dir)
+	files, err := filepath.Glob(dir + "/*/loop.json")
+	if err != nil || len(files) != 1 {
+		t.Fatalf("%s: %v %v:\n%s%s", name, files, err, out, errs)
+	}
+	raw, err := os.ReadFile(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := runResult{exit: exit, out: out + errs}
+	if err := json.Unmarshal(raw, &r); err != nil {
+		t.Fatal(err)
+	}
+	return r
 }

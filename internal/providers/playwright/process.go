@@ -34,8 +34,9 @@ var flags = []string{
 	"--no-first-run", "--no-default-browser-check", "--no-service-autorun", "--disable-search-engine-choice-screen",
 	"--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps",
 	"--disable-extensions", "--disable-field-trial-config", "--disable-client-side-phishing-detection",
-	"--disable-breakpad", "--disable-crashpad-for-testing", // whose processes leave the browser's group and outlive its kill for a moment
-	"--metrics-recording-only", "--disable-domain-reliability",
+	// Not --disable-crashpad-for-testing: with it the network service of Debian's
+	// Chromium ends as it starts ("FD ownership violation"), and no page loads.
+	"--disable-breakpad", "--metrics-recording-only", "--disable-domain-reliability",
 	"--disable-quic", "--disable-gpu", "--mute-audio", "--password-store=basic",
 	"--keep-alive-for-test", // a browser whose last page closes gets a new one, see connection
 	"--disable-hang-monitor", "--disable-prompt-on-repost", "--disable-smooth-scrolling",
