@@ -24,14 +24,15 @@ type step struct {
 
 // Kinds of steps.
 const (
-	doIt      = "do"   // its output means nothing
-	cursorIt  = "at"   // says where the pointer is
-	runIt     = "run"  // a program of the caller's
-	shootIt   = "shot" // makes a picture
-	mapIt     = "map"  // gives key symbols a key
-	openIt    = "open" // shows a target
-	readClip  = "clip" // says what the clipboard holds
-	writeClip = "put"  // its output is not read: it stays in the background
+	doIt      = "do"    // its output means nothing
+	cursorIt  = "at"    // says where the pointer is
+	runIt     = "run"   // a program of the caller's
+	shootIt   = "shot"  // makes a picture
+	pointIt   = "point" // moves the pointer, and when it is there does the rest
+	mapIt     = "map"   // gives key symbols a key
+	openIt    = "open"  // shows a target
+	readClip  = "clip"  // says what the clipboard holds
+	writeClip = "put"   // its output is not read: it stays in the background
 )
 
 // buttonCodes are X11's numbers; 4 to 7 are the wheel.
@@ -187,20 +188,19 @@ func (pl *plan) mouse(i int, a computer.Action) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	var words []string
-	ms := inputTime
+	point := func(to computer.Point, ms int, words []string) {
+		pl.step(i, pointIt, ms, "", append([]string{strconv.Itoa(to.X), strconv.Itoa(to.Y)}, words...)...)
+	}
 	switch a.Type {
 	case computer.Move:
-		words = moveTo(a.Point())
+		point(a.Point(), inputTime, nil)
 	case computer.Click:
-		words = moveTo(a.Point())
-		click := []string{"click", buttonCodes[a.Button]}
+		click := []string{"click", "--delay", "0", buttonCodes[a.Button]} // the default is to wait 100 ms afterwards
 		if a.Count > 1 {
 			click = []string{"click", "--repeat", strconv.Itoa(a.Count), "--delay", "20", buttonCodes[a.Button]}
 		}
-		words = append(words, around(mods, click)...)
+		point(a.Point(), inputTime, around(mods, click))
 	case computer.Scroll:
-		words = moveTo(a.Point())
 		var wheel []string
 		for _, axis := range []struct {
 			ticks       float64
@@ -214,16 +214,26 @@ func (pl *plan) mouse(i int, a computer.Action) ([]string, error) {
 				wheel = append(wheel, "click", "--repeat", strconv.Itoa(n), "--delay", "4", button)
 			}
 		}
-		words = append(words, around(mods, wheel)...)
+		if len(wheel) > 0 {
+			wheel = around(mods, wheel)
+		}
+		point(a.Point(), inputTime, wheel)
 	case computer.MouseDown:
-		words = []string{"mousedown", buttonCodes[a.Button]}
+		pl.step(i, doIt, inputTime, "", "xdotool", "mousedown", buttonCodes[a.Button])
 	case computer.MouseUp:
-		words = []string{"mouseup", buttonCodes[a.Button]}
+		pl.step(i, doIt, inputTime, "", "xdotool", "mouseup", buttonCodes[a.Button])
 	case computer.Drag:
-		words = append(moveTo(a.Path[0]), around(mods, drag(a))...)
-		ms += len(a.Path)*10 + 10_000
+		var press []string
+		for _, m := range mods {
+			press = append(press, "keydown", m)
+		}
+		point(a.Path[0], inputTime, append(press, "mousedown", buttonCodes[a.Button], "sleep", dragPress))
+		first, words := drag(a)
+		for _, m := range slices.Backward(mods) {
+			words = append(words, "keyup", m)
+		}
+		point(first, inputTime+len(a.Path)*10+10_000, words)
 	}
-	pl.step(i, doIt, ms, "", append([]string{"xdotool"}, words...)...)
 	pl.pointer = true
 	return mods, nil
 }
@@ -240,17 +250,13 @@ func notches(ticks float64) int {
 	return n
 }
 
-// drag presses where the pointer is, follows the path through interpolated
-// points, rests at its end with a nudge of one pixel, and releases there.
-func drag(a computer.Action) []string {
-	button := buttonCodes[a.Button]
-	words := []string{"mousedown", button, "sleep", dragPress}
-	for i, p := range interpolate(a.Path) {
-		pause := dragPace
-		if i == 0 {
-			pause = dragBegin
-		}
-		words = append(append(words, moveTo(p)...), "sleep", pause)
+// drag returns where to move first with the button down, and the rest: along the path through
+// interpolated points, a rest at its end with a nudge of one pixel, and the release.
+func drag(a computer.Action) (first computer.Point, words []string) {
+	points := interpolate(a.Path)
+	words = []string{"sleep", dragBegin}
+	for _, p := range points[1:] {
+		words = append(append(words, moveTo(p)...), "sleep", dragPace)
 	}
 	end := a.Path[len(a.Path)-1]
 	nudge := computer.Point{X: end.X - 1, Y: end.Y}
@@ -260,7 +266,7 @@ func drag(a computer.Action) []string {
 	for _, p := range []computer.Point{nudge, end} {
 		words = append(append(words, moveTo(p)...), "sleep", dragDrop)
 	}
-	return append(words, "mouseup", button, "sleep", dragPress)
+	return points[0], append(words, "mouseup", buttonCodes[a.Button], "sleep", dragPress)
 }
 
 // interpolate returns the points of a path after its first, and between them

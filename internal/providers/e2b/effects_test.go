@@ -242,7 +242,8 @@ func TestEffects(t *testing.T) {
 	})
 	// A batch that was killed outright leaves what it holds to the next.
 	t.Run("S3 released after a crash of the batch", func(t *testing.T) {
-		held := b.batch(at(computer.Move, 300, 300), computer.Action{Type: computer.MouseDown}, sh("kill -KILL $(cat /tmp/.berth/keys/*/pid | tail -1) $PPID; pkill -KILL -f ' act '; sleep 60"))
+		held := b.batch()
+		held.Actions = []computer.Action{at(computer.Move, 300, 300), {Type: computer.MouseDown}, sh("kill -KILL $(cat /tmp/.berth/keys/" + held.Key + "/pid); sleep 60")}
 		results, err := b.Execute(t.Context(), held)
 		if err == nil || len(results) != 3 || results[1].Outcome != computer.OK || results[2].Outcome != computer.Unknown {
 			t.Fatalf("a batch whose script was killed: %+v, %v", results, err)

@@ -8,7 +8,7 @@ shift 3
 dir=$base/keys/$key
 interrupted= child=
 trap 'interrupted=1' TERM
-mkdir -p -m 700 "$base/keys" || exit 91
+[ -d "$base/keys" ] || mkdir -p -m 700 "$base/keys" || exit 91
 
 # lock serialises what acts on the sandbox, whoever sends it.
 lock() {
@@ -24,8 +24,12 @@ nap() {
 	wait $!
 }
 
-# say frames what belongs to a batch: to the caller and into the record.
-say() { tee -a "$dir/log"; }
+# say tells the caller a line of a batch, and the record. (Programs that need
+# not be started are not: on a busy machine each costs more than xdotool does.)
+say() {
+	echo "$1"
+	echo "$1" >>"$dir/log"
+}
 
 # spawn runs a program in a session of its own for at most $1 ms, with $2
 # (base64) as its input. A TERM kills the session.
@@ -33,8 +37,12 @@ spawn() {
 	local limit in=$2
 	printf -v limit '%d.%03d' $(($1 / 1000)) $(($1 % 1000))
 	shift 2
-	if [ -n "$in" ]; then base64 -d <<<"$in" >"$dir/in"; else : >"$dir/in"; fi
-	setsid timeout --kill-after=1 "$limit" "$@" <"$dir/in" >"$dir/out" 2>"$dir/err" 9>&- &
+	local from=/dev/null
+	if [ -n "$in" ]; then
+		from=$dir/in
+		base64 -d <<<"$in" >"$from"
+	fi
+	setsid timeout --kill-after=1 "$limit" "$@" <"$from" >"$dir/out" 2>"$dir/err" 9>&- &
 	child=$!
 	wait "$child"
 	code=$?
@@ -61,7 +69,8 @@ run_program() {
 }
 
 # map_keys gives key symbols that the layout lacks a key of their own. A key
-# that has another symbol is used again only after programs had time to see it.
+# that has another symbol is used again only after programs had time to see it: a
+# second, and longer on a machine on which a look at the pointer takes long.
 map_keys() {
 	local sym code at next n tries again= args=()
 	local -A code_of=() sym_of=() wanted=()
@@ -90,7 +99,12 @@ map_keys() {
 		args+=(-e "keycode $at = $sym $sym $sym $sym")
 	done
 	[ ${#args[@]} -gt 0 ] || return 0
-	[ -z "$again" ] || nap 1
+	if [ -n "$again" ]; then
+		n=${EPOCHREALTIME/[.,]/}
+		timeout 5 xdotool getmouselocation >/dev/null 2>&1
+		n=$(((${EPOCHREALTIME/[.,]/} - n) / 50000)) # seconds: twenty times what it took
+		nap $((n < 1 ? 1 : n > 5 ? 5 : n))
+	fi
 	timeout 10 xmodmap "${args[@]}" || return 1
 	for at in "${!sym_of[@]}"; do echo "$at ${sym_of[$at]}"; done >"$base/keymap"
 	echo "$next" >"$base/next"
@@ -150,6 +164,23 @@ open_target() {
 	[ "$still" -gt 0 ] || code=nowindow
 }
 
+# point moves the pointer, waits until it has arrived, and does the rest. A window
+# manager that looks at a click first holds up all that follows it: what was
+# pressed before the pointer had moved would happen elsewhere.
+point() {
+	local limit=$1 x=$2 y=$3 at=0 until=$((${EPOCHREALTIME/[.,]/} + 3000000))
+	shift 3
+	spawn "$limit" "" xdotool mousemove "$x" "$y" getmouselocation
+	while [ -z "$interrupted" ] && [ "$code" = 0 ]; do
+		read -r at <"$dir/out"
+		[[ $at != "x:$x y:$y "* ]] && [ "${EPOCHREALTIME/[.,]/}" -lt "$until" ] || break
+		nap 0.01
+		spawn "$limit" "" xdotool getmouselocation
+	done
+	: >"$dir/out"
+	[ -n "$interrupted" ] || [ "$code" != 0 ] || [ $# = 0 ] || spawn "$limit" "" xdotool "$@"
+}
+
 release() {
 	[ "$#" -eq 0 ] || timeout --kill-after=1 5 xdotool "$@" </dev/null >/dev/null 2>&1
 }
@@ -169,6 +200,7 @@ step() {
 		;;
 	map) map_keys "$@" || code=nokeys ;;
 	open) open_target "$limit" "$@" ;;
+	point) point "$limit" "$@" ;;
 	put) spawn "$limit" "$in" "$@" && : >"$dir/out" ;;
 	*) spawn "$limit" "$in" "$@" ;;
 	esac
@@ -186,14 +218,13 @@ step() {
 		rm -f "$dir/shot.png"
 		return
 	fi
-	out=$(stat -c %s "$dir/out") err=$(stat -c %s "$dir/err")
+	[ ! -s "$dir/out" ] || out=$(stat -c %s "$dir/out")
+	[ ! -s "$dir/err" ] || err=$(stat -c %s "$dir/err")
 	[ "$out" -le 65537 ] || out=65537
 	[ "$err" -le 65537 ] || err=65537
-	{
-		printf 'E %s %s %s %s %s %s\n' "$i" "$kind" "$code" "$ms" "$out" "$err"
-		head -c "$out" "$dir/out"
-		head -c "$err" "$dir/err"
-	} | say
+	say "E $i $kind $code $ms $out $err"
+	[ "$out" = 0 ] || head -c "$out" "$dir/out" | tee -a "$dir/log"
+	[ "$err" = 0 ] || head -c "$err" "$dir/err" | tee -a "$dir/log"
 }
 
 # act: epoch, number of actions, number of words that release everything, those
@@ -218,16 +249,16 @@ act() {
 		release "${stale[@]}"
 	fi
 	printf '%s\n' "${letgo[@]}" >"$base/current"
-	echo "B $actions" | say
+	say "B $actions"
 	while [ $# -gt 0 ]; do
 		local i=$1 kind=$2 limit=$3 in=$4 words=$5
 		shift 5
-		echo "S $i" | say
+		say "S $i"
 		step "$i" "$kind" "$limit" "$in" "${@:1:words}"
 		shift "$words"
 		if [ -n "$interrupted" ]; then
 			release "${letgo[@]}"
-			echo "I $i" | say
+			say "I $i"
 			break
 		fi
 		if [ "$kind" != run ] && [ "$code" != 0 ] || [[ $code == no* ]]; then
@@ -235,10 +266,11 @@ act() {
 			break
 		fi
 	done
-	echo "F" | say
-	rm -f "$base/current" "$dir/in" "$dir/out" "$dir/err"
+	say "F"
 	: >"$dir/done"
-	ls -1t "$base/keys" | tail -n +101 | while read -r key; do rm -f "$base/keys/$key/log"; done
+	rm -f "$base/current" "$dir/in" "$dir/out" "$dir/err"
+	local logs=("$base/keys"/*/log)
+	[ ${#logs[@]} -le 120 ] || ls -1t "${logs[@]}" | tail -n +101 | while read -r old; do rm -f "$old"; done
 }
 
 # alive tells whether the batch's process runs.
@@ -309,9 +341,10 @@ desktop() {
 		type -P Xvfb >/dev/null || missing+=(Xvfb)
 		if [ ${#missing[@]} = 0 ]; then
 			setsid Xvfb "$DISPLAY" -ac -screen 0 "${size}x24" -dpi 96 -nolisten tcp -noreset -s 0 </dev/null >"$base/xvfb.log" 2>&1 9>&- &
+			child=$!
 			for ((tick = 0; tick < 600; tick++)); do
 				timeout 10 xdpyinfo >/dev/null 2>&1 && break
-				kill -0 $! 2>/dev/null || break
+				kill -0 "$child" 2>/dev/null || break
 				nap 0.05
 				[ -z "$interrupted" ] || exit 0
 			done

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"berth/internal/providers"
 )
 
 // testKey has the form of E2B's keys, which the official clients check.
@@ -118,5 +120,34 @@ func need(t testing.TB, programs map[string]string) {
 	}
 	if len(missing) > 0 {
 		t.Fatalf("missing. On Debian: apt-get install --no-install-recommends %s", strings.Join(missing, " "))
+	}
+}
+
+// TestStandinLeavesNothing: also one that is killed outright takes its sandboxes
+// along.
+func TestStandinLeavesNothing(t *testing.T) {
+	t.Parallel()
+	s := startStandin(t)
+	p := connect(t, s)
+	made, err := p.Create(t.Context(), providers.Spec{VM: "left", Fence: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := os.ReadFile(filepath.Join(s.state, made.ID, "pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		raw, err := os.ReadFile("/proc/" + string(pid) + "/stat")
+		if err != nil || strings.Contains(string(raw), ") Z ") {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("a sandbox outlives the stand-in")
+		}
+		<-time.After(20 * time.Millisecond)
 	}
 }

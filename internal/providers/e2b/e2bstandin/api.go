@@ -427,6 +427,9 @@ func (s *server) expire(b *box, d time.Duration) {
 	b.timer = time.AfterFunc(d, func() {
 		b.mu.Lock()
 		due := b.state == running && !time.Now().Before(b.end)
+		if due && !b.autoPause {
+			b.state = ending // before its calls break off
+		}
 		b.mu.Unlock()
 		switch {
 		case !due:

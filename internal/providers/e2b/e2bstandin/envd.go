@@ -25,6 +25,10 @@ import (
 // portHeader carries the sandbox's port from the proxy.
 const portHeader = "Standin-Port"
 
+// lifeline, in place of a port, is a call that the stand-in makes once and that
+// lasts as long as it does.
+const lifeline = "lifeline"
+
 // envdConfig is what a sandbox's envd is told.
 type envdConfig struct {
 	SandboxID string
@@ -63,6 +67,10 @@ func serveEnvd(l net.Listener, config envdConfig) error {
 	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		port := r.Header.Get(portHeader)
 		r.Header.Del(portHeader)
+		if port == lifeline {
+			<-r.Context().Done()
+			os.Exit(0) // the stand-in has been killed: its sandboxes end with it
+		}
 		if port == "" || port == strconv.Itoa(envdPort) {
 			mux.ServeHTTP(w, r)
 			return

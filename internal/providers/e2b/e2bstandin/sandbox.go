@@ -81,7 +81,25 @@ func (s *server) start(b *box, env map[string]string) error {
 		raw, readErr := os.ReadFile(filepath.Join(b.dir, "log"))
 		return errors.Join(err, readErr, fmt.Errorf("envd said: %.1000s", raw), b.process.Kill())
 	}
+	go b.hold(s)
 	return nil
+}
+
+// hold keeps the lifeline until the sandbox ends.
+func (b *box) hold(s *server) {
+	req, err := http.NewRequest(http.MethodGet, "http://envd/", nil)
+	if err == nil {
+		req.Header.Set(portHeader, lifeline)
+		var resp *http.Response
+		if resp, err = b.transport.RoundTrip(req); err == nil {
+			err = resp.Body.Close()
+		}
+	}
+	select {
+	case <-b.process.Gone():
+	case <-time.After(10 * time.Second):
+		s.log.Warn("a sandbox has lost its lifeline", "id", b.id, "err", err)
+	}
 }
 
 // answers waits for envd.
