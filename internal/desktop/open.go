@@ -172,7 +172,7 @@ func (s *Session) browser(address string) ([]string, error) {
 	}
 	argv := []string{
 		name, "--no-first-run", "--no-default-browser-check", "--password-store=basic", "--disable-background-networking",
-		"--disable-component-update", "--disable-gpu", "--disable-sync", "--disable-quic", "--noerrdialogs", "--disable-crashpad-for-testing", "--hide-crash-restore-bubble",
+		"--disable-component-update", "--disable-gpu", "--disable-sync", "--disable-quic", "--noerrdialogs", "--hide-crash-restore-bubble",
 		"--start-maximized", "--lang=en-US", "--user-data-dir=" + filepath.Join(s.person.Home, ".config", "chromium"),
 	}
 	if !s.nested {
