@@ -31,6 +31,16 @@ func (v *visits) hook(p Point, _ string) {
 	}
 }
 
+// point is that of a visit, from 1; "" where there was none.
+func (v *visits) point(n int) Point {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if n > len(v.points) {
+		return ""
+	}
+	return v.points[n-1]
+}
+
 // life is the scenario of the crash tests: every verb once, the act twice.
 // Commands go out one after the other, each when the one before has ended.
 type life struct {
@@ -129,7 +139,9 @@ func TestCrashAtEveryPoint(t *testing.T) {
 						t.Errorf("without a crash command %d is %s", i, mustJSON(f))
 					}
 				}
+				v.mu.Lock()
 				total = v.n
+				v.mu.Unlock()
 			})
 			for n := 1; n <= total; n += variant.step {
 				bubble(t, func(t *testing.T, w *world) {
@@ -144,11 +156,11 @@ func TestCrashAtEveryPoint(t *testing.T) {
 						w.start("w3")
 					}
 					l := live(w)
-					what := fmt.Sprintf("crash at visit %d (%s)", n, first.points[n-1])
+					what := fmt.Sprintf("crash at visit %d (%s)", n, first.point(n))
 					l.check(what)
-					visited[first.points[n-1]] = true
-					if n%3 == 0 && len(second.points) > 0 {
-						visited[second.points[0]] = true
+					visited[first.point(n)] = true
+					if at := second.point(1); n%3 == 0 && at != "" {
+						visited[at] = true
 					}
 				})
 				if t.Failed() {

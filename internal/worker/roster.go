@@ -275,6 +275,7 @@ func (r *roster) turn(ctx context.Context, server string) (done func()) {
 func (r *roster) decide(now time.Time, log *slog.Logger) *hold {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.prune(now)
 	living := r.living(now)
 	r.endGift(living, now, log)
 	r.endAsk(living, now, log)
@@ -295,6 +296,13 @@ func (r *roster) decide(now time.Time, log *slog.Logger) *hold {
 	r.gives, r.released = &gift{h.server, to}, time.Time{}
 	r.change()
 	return h
+}
+
+// prune forgets peers that are long gone, and what has rested long enough to
+// begin anew. The caller holds r.mu.
+func (r *roster) prune(now time.Time) {
+	maps.DeleteFunc(r.peers, func(_ string, p *peer) bool { return now.Sub(p.heard) > 10*r.life })
+	maps.DeleteFunc(r.rests, func(_ string, t rest) bool { return now.Sub(t.until) > maxRest })
 }
 
 // endGift ends a gift that has arrived, or has not in good time. The caller
@@ -425,8 +433,12 @@ func (w *Worker) listen() (stop func(), err error) {
 			return
 		}
 		var p presence
-		if err := json.Unmarshal(m.Data, &p); err != nil {
-			w.opts.Log.Warn("a worker's announcement is unintelligible", "subject", m.Subject, "err", err)
+		err := json.Unmarshal(m.Data, &p)
+		if err == nil && m.Subject != leaseSubjects+presenceKey(p.Worker) {
+			err = fmt.Errorf("it is of worker %.80q", p.Worker)
+		}
+		if err != nil {
+			w.opts.Log.Warn("a worker's announcement is not taken", "subject", m.Subject, "err", err)
 			return
 		}
 		w.roster.hear(p)

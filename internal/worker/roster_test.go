@@ -457,5 +457,15 @@ func TestPatience(t *testing.T) {
 		expect("a gift", "a-01", "0s false")
 		time.Sleep(8 * time.Second)
 		expect("when no peer lives", "a-01", "0s false")
+		r.tire("x-01", time.Now())
+		time.Sleep(10 * r.life)
+		r.decide(time.Now(), slog.New(slog.DiscardHandler))
+		if len(r.peers) != 0 || len(r.rests) != 1 {
+			t.Errorf("after a while: %d peers, %d rests", len(r.peers), len(r.rests))
+		}
+		time.Sleep(2 * maxRest)
+		if r.decide(time.Now(), slog.New(slog.DiscardHandler)); len(r.rests) != 0 {
+			t.Errorf("%d rests are kept for ever", len(r.rests))
+		}
 	})
 }
