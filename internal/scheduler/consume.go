@@ -17,6 +17,11 @@ import (
 // inFlight bounds the messages of one consumer that are handled at once.
 const inFlight = 64
 
+// pullExpiry bounds how long the server may go on sending to a scheduler whose
+// packets vanish, or which was frozen: it is over before a successor can have
+// the lease.
+const pullExpiry = 2 * time.Second
+
 // giveUpAfter tries a message is put aside as a dead letter.
 const giveUpAfter = 20
 
@@ -76,7 +81,7 @@ func (t *term) consumeOnce(ctx context.Context, stream string, lane func(deliver
 		d := delivery{Msg: msg, meta: meta}
 		d.event, d.err = events.Decode(msg.Headers(), msg.Data())
 		lanes.put(lane(d), d)
-	}, jetstream.PullMaxMessages(4*inFlight), jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
+	}, jetstream.PullMaxMessages(4*inFlight), jetstream.PullExpiry(pullExpiry), jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
 		if errors.Is(err, jetstream.ErrConsumerDeleted) || errors.Is(err, jetstream.ErrConsumerNotFound) {
 			select {
 			case gone <- err:

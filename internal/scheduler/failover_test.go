@@ -10,11 +10,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"berth/internal/bus"
 	"berth/internal/events"
 	"berth/internal/kv"
+	"berth/internal/natsd/natsdtest"
 	"berth/internal/scheduler"
 )
 
@@ -62,6 +64,35 @@ func TestSuccessorFinishesTheBurst(t *testing.T) {
 			mustBeEmpty(t, b)
 		})
 	}
+}
+
+// A scheduler whose packets vanish keeps nothing to itself: what the server
+// would still send to it goes to its successor. Healed, it stands by, and
+// nothing has happened twice.
+func TestSilentSchedulerKeepsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := setup(t)
+		gate := natsdtest.New(func() nats.InProcessConnProvider { return b })
+		b.schedulerBy(gate, "s1")
+		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 50})
+		defer w.stop()
+		b.untilEvent(10*time.Second, "_", "ax102-01", "healthy")
+		b.scheduler("s2")
+		gate.Set(natsdtest.Hole)
+		const n = 20
+		for i := range n {
+			b.create("default", fmt.Sprint(i), map[string]any{"vmId": fmt.Sprintf("vm-%d", i)})
+		}
+		b.until(8*time.Second, "all ready", func() bool { return len(b.events("event.default.*.ready")) == n })
+		gate.Set(natsdtest.Open)
+		b.create("default", "late", map[string]any{"vmId": "late"})
+		b.untilEvent(5*time.Second, "default", "late", "ready")
+		time.Sleep(time.Minute)
+		for i := range n {
+			same(t, b.names("default", fmt.Sprintf("vm-%d", i)), []string{"placed", "ready"})
+		}
+		mustBeEmpty(t, b)
+	})
 }
 
 func mustBeEmpty(t *testing.T, b *bundle) {

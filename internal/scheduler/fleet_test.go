@@ -78,8 +78,14 @@ func (b *bundle) close() {
 
 func (b *bundle) connect(user, name string) (*nats.Conn, jetstream.JetStream) {
 	b.t.Helper()
+	return b.connectBy(b, user, name)
+}
+
+// connectBy connects by a way of the caller's.
+func (b *bundle) connectBy(way nats.InProcessConnProvider, user, name string) (*nats.Conn, jetstream.JetStream) {
+	b.t.Helper()
 	log := slog.New(&refusals{b.t})
-	nc, err := bus.Connect(b.t.Context(), bus.Config{User: user, Password: user}, user, log.With("name", name), nats.InProcessServer(b))
+	nc, err := bus.Connect(b.t.Context(), bus.Config{User: user, Password: user}, user, log.With("name", name), nats.InProcessServer(way))
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -125,7 +131,14 @@ func (b *bundle) InProcessConn() (net.Conn, error) { return b.srv.Load().InProce
 // scheduler runs a scheduler on a connection of its own. stop ends it cleanly;
 // crash cuts it off from the bus first.
 func (b *bundle) scheduler(name string) (stop, crash func()) {
-	nc, js := b.connect("scheduler", name)
+	b.t.Helper()
+	return b.schedulerBy(b, name)
+}
+
+// schedulerBy runs a scheduler by a way of the caller's.
+func (b *bundle) schedulerBy(way nats.InProcessConnProvider, name string) (stop, crash func()) {
+	b.t.Helper()
+	nc, js := b.connectBy(way, "scheduler", name)
 	s, err := scheduler.New(scheduler.Options{JS: js, Name: name, Log: testLog()})
 	if err != nil {
 		b.t.Fatal(err)

@@ -89,7 +89,7 @@ func (w *world) connect() {
 
 // dial opens a connection that finds the bus again after an outage.
 func (w *world) dial(name string) (*nats.Conn, jetstream.JetStream, *gate) {
-	g := &gate{w: w}
+	g := newGate(w)
 	nc, err := bus.Connect(context.Background(), bus.Config{}, name, w.log, nats.InProcessServer(g))
 	if err != nil {
 		w.Fatal(err)
