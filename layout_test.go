@@ -50,6 +50,9 @@ var rules = []rule{
 		why: "a loop is retold from its journal alone, whoever thought in it and wherever it ran"},
 	{in: []string{"internal/sandboxd/...", "internal/desktop", "cmd/sandboxd"}, not: []string{"internal/bus", "internal/kv", "internal/events", "internal/program"},
 		why: "a self-hosted server is driven over HTTP and holds no key to the bus"},
+	{in: []string{"internal/...", "cmd/..."}, not: []string{"internal/sandboxd/firecracker/firecrackertest"}, why: "a stand-in for microVMs is for tests; no program ships it"},
+	{in: []string{"internal/sandboxd/firecracker", "internal/sandboxd/jail", "internal/sandboxd/process"}, not: []string{"internal/desktop", "internal/sandboxd"},
+		why: "what holds a sandbox knows nothing of what runs inside; package sandboxd brings the two together"},
 	{in: []string{"internal/computer"}, not: []string{"internal/..."}, why: "the vocabulary stands below everything"},
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/caarlos0/env/v11"
 
 	"berth/internal/sandboxd"
+	"berth/internal/sandboxd/firecracker"
 	"berth/internal/sandboxd/jail"
 )
 
@@ -29,7 +30,12 @@ type config struct {
 	Max          int           `env:"SANDBOXD_MAX" flag:"max" envDefault:"10" help:"sandboxes at a time, 1 to 1000"`
 	Warm         int           `env:"SANDBOXD_WARM" flag:"warm" envDefault:"1" help:"desktops kept ready, 0 to 100"`
 	Roles        []string      `env:"SANDBOXD_ROLES" flag:"roles" help:"roles to announce (comma list)"`
-	Machine      string        `env:"SANDBOXD_MACHINE" flag:"machine" envDefault:"desktop" help:"desktop; firecracker is not in this build"`
+	Machine      string        `env:"SANDBOXD_MACHINE" flag:"machine" envDefault:"desktop" help:"what holds a sandbox: desktop (namespaces of this host) or firecracker (a microVM each)"`
+	Firecracker  string        `env:"SANDBOXD_FIRECRACKER" flag:"firecracker" envDefault:"firecracker" help:"the firecracker program, 1.7 or a later 1"`
+	Kernel       string        `env:"SANDBOXD_KERNEL" flag:"kernel" help:"path of the microVMs' kernel, see deploy/images"`
+	Initrd       string        `env:"SANDBOXD_INITRD" flag:"initrd" help:"path of its initial RAM disk, where it needs one"`
+	RootFS       string        `env:"SANDBOXD_ROOTFS" flag:"rootfs" help:"path of the microVMs' root file system, see deploy/images"`
+	Console      bool          `env:"SANDBOXD_CONSOLE" flag:"console" help:"keep what a microVM's kernel says in its log, to find out why it does not boot; has no limit"`
 	MemoryMiB    int64         `env:"SANDBOXD_MEMORY_MIB" flag:"memory-mib" envDefault:"2048" help:"memory of a sandbox, its files included; 0: no limit"`
 	CPUs         float64       `env:"SANDBOXD_CPUS" flag:"cpus" envDefault:"2" help:"processors' worth of time of a sandbox; 0: no limit"`
 	Processes    int           `env:"SANDBOXD_PROCESSES" flag:"processes" envDefault:"512" help:"processes and threads of a sandbox; 0: no limit"`
@@ -145,6 +151,7 @@ func (c *config) validate(partly bool) []error {
 func (c config) options(log *slog.Logger) sandboxd.Options {
 	return sandboxd.Options{
 		StateDir: c.StateDir, APIKey: c.APIKey, MaxContainers: c.Max, Warm: c.Warm, Roles: c.Roles, Machine: c.Machine,
+		Firecracker:  firecracker.Config{Binary: c.Firecracker, Kernel: c.Kernel, Initrd: c.Initrd, RootFS: c.RootFS, Console: c.Console},
 		Limits:       jail.Limits{Memory: c.MemoryMiB << 20, Processes: c.Processes, CPUs: c.CPUs, Files: c.FilesMiB << 20},
 		OpenNetworks: c.OpenNetworks, AllowWeaker: c.AllowWeaker, Logger: log,
 	}

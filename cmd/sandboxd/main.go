@@ -1,5 +1,5 @@
 // Command sandboxd is the reference self-hosted sandbox server: the HTTP API of
-// api/sandboxd.yaml over isolated desktops on this host.
+// api/sandboxd.yaml over isolated desktops on this host, in namespaces or microVMs.
 //
 // It exits 0 after SIGTERM or SIGINT, once the calls under way have ended or
 // its grace is over; the sandboxes go on and the next sandboxd of the state

@@ -27,6 +27,9 @@ type AgentConfig struct {
 	ServerUID    int
 	Nested       bool
 	BrowserFlags []string
+	// Wake makes anew what must not be as it was when a snapshot was taken that
+	// this machine has been made from; nil: there are none.
+	Wake func(now time.Time, seed []byte) error `json:"-"`
 }
 
 // Agent serves one desktop to the host, over HTTP on whatever connects the two:
@@ -39,12 +42,14 @@ type AgentConfig struct {
 //	GET  /actions/{key}    → {state, actions?}
 //	DELETE /actions/{key}?epoch=N    cancels it
 //	GET  /screenshot       → image/png, Berth-Cursor, Berth-Title
+//	PUT  /wake             {now, seed}; see AgentConfig.Wake
 //
 // It answers nothing before the desktop is ready.
 type Agent struct {
 	session *Session
 	ledger  *ledger
 	running sync.WaitGroup // commands at work
+	wake    func(now time.Time, seed []byte) error
 	log     *slog.Logger
 }
 
@@ -61,7 +66,7 @@ func Serve(ctx context.Context, l net.Listener, config AgentConfig, log *slog.Lo
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
-	a := &Agent{session: s, ledger: newLedger(), log: log}
+	a := &Agent{session: s, ledger: newLedger(), wake: config.Wake, log: log}
 	server := &http.Server{Handler: a.routes(), ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
@@ -91,6 +96,9 @@ func (a *Agent) routes() http.Handler {
 	mux.HandleFunc("GET /actions/{key}", a.recall)
 	mux.HandleFunc("DELETE /actions/{key}", a.cancel)
 	mux.HandleFunc("GET /screenshot", a.screenshot)
+	if a.wake != nil {
+		mux.HandleFunc("PUT /wake", a.wakeUp)
+	}
 	return mux
 }
 
@@ -112,6 +120,28 @@ func (a *Agent) claim(w http.ResponseWriter, r *http.Request) {
 		env = append(env, name+"="+value)
 	}
 	a.session.SetEnv(env)
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// Waking is what the host says after a machine was made from a snapshot.
+type Waking struct {
+	Now  time.Time `json:"now"`
+	Seed []byte    `json:"seed"` // random bytes, at least 32
+}
+
+func (a *Agent) wakeUp(w http.ResponseWriter, r *http.Request) {
+	var in Waking
+	if !a.read(w, r, &in) {
+		return
+	}
+	if in.Now.IsZero() || len(in.Seed) < 32 {
+		a.answer(w, http.StatusBadRequest, Refusal{computer.CodeBadInput, "a time, and at least 32 bytes of seed"})
+		return
+	}
+	if err := a.wake(in.Now, in.Seed); err != nil {
+		a.refuse(w, err)
+		return
+	}
 	w.WriteHeader(http.StatusNoContent)
 }
 

@@ -52,11 +52,13 @@ type entry struct {
 
 func newLedger() *ledger { return &ledger{byKey: map[string]*entry{}} }
 
-// claim sets whose commands are taken from now on.
+// claim sets whose commands are taken from now on. Those of a sandbox that this
+// desktop was copied from are forgotten: they are none of the new holder's.
 func (l *ledger) claim(fence, epoch uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.fence, l.epoch = fence, max(l.epoch, epoch)
+	l.byKey, l.order, l.images = map[string]*entry{}, nil, 0
 }
 
 // check refuses a sender who is out of date, and remembers the newest epoch.

@@ -28,11 +28,14 @@ var errAgent = errors.New("the sandbox does not answer")
 // agentClient speaks to the agent of one sandbox.
 type agentClient struct{ http *http.Client }
 
-func newAgentClient(socket string) *agentClient {
+// dialUnix connects to an agent on a unix socket.
+func dialUnix(socket string) func(context.Context) (net.Conn, error) {
+	return func(ctx context.Context) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "unix", socket) }
+}
+
+func newAgentClient(dial func(context.Context) (net.Conn, error)) *agentClient {
 	transport := &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-		},
+		DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 		MaxIdleConnsPerHost: 4, IdleConnTimeout: time.Minute, DisableCompression: true, MaxResponseHeaderBytes: 16 << 10,
 	}
 	return &agentClient{&http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
@@ -98,6 +101,12 @@ func (c *agentClient) ready(ctx context.Context) error {
 
 func (c *agentClient) claim(ctx context.Context, claim desktop.Claim) error {
 	_, _, err := c.do(ctx, http.MethodPut, "/claim", claim, 1<<10)
+	return err
+}
+
+// wake tells the agent of a machine made from a snapshot the time, and a seed.
+func (c *agentClient) wake(ctx context.Context, in desktop.Waking) error {
+	_, _, err := c.do(ctx, http.MethodPut, "/wake", in, 1<<10)
 	return err
 }
 

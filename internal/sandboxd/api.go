@@ -53,8 +53,10 @@ func (s *Server) Handler() http.Handler {
 		"GET /sandboxes/{id}":                           s.getSandbox,
 		"DELETE /sandboxes/{id}":                        s.deleteSandbox,
 		"POST /sandboxes/{id}/timeout":                  s.postTimeout,
-		"POST /sandboxes/{id}/pause":                    s.notHere,
-		"POST /sandboxes/{id}/resume":                   s.notHere,
+		"POST /sandboxes/{id}/pause":                    s.postPause,
+		"POST /sandboxes/{id}/resume":                   s.postResume,
+		"POST /sandboxes/{id}/snapshots":                s.postSnapshot,
+		"DELETE /templates/{id}":                        s.deleteTemplate,
 		"POST /sandboxes/{id}/computer/actions":         s.postActions,
 		"GET /sandboxes/{id}/computer/actions/{key}":    s.getActions,
 		"DELETE /sandboxes/{id}/computer/actions/{key}": s.deleteActions,
@@ -125,7 +127,15 @@ const capacityUnavailable = "sandbox_capacity_unavailable"
 func (s *Server) explain(err error) *problem {
 	var refusal *agentRefusal
 	switch {
-	case errors.Is(err, errNone):
+	case errors.Is(err, errCannot):
+		return &problem{http.StatusNotImplemented, "unsupported", err.Error()}
+	case errors.Is(err, errPaused):
+		return &problem{http.StatusConflict, "paused", err.Error()}
+	case errors.Is(err, errBusy):
+		return &problem{http.StatusConflict, "busy", err.Error()}
+	case errors.Is(err, errManyTemplate):
+		return &problem{http.StatusConflict, "too_many_snapshots", err.Error()}
+	case errors.Is(err, errNone), errors.Is(err, errNoTemplate):
 		return &problem{http.StatusNotFound, "notFound", err.Error()}
 	case errors.Is(err, errFull), errors.Is(err, errDraining):
 		return &problem{http.StatusServiceUnavailable, capacityUnavailable, err.Error()}

@@ -44,8 +44,11 @@ type box struct {
 
 	mu      sync.Mutex
 	rec     record
-	waiting int  // callers that wait for the start
-	known   bool // somebody has been told that it is ready
+	users   int           // calls to the agent under way
+	held    bool          // calls are kept away from the agent
+	quiet   chan struct{} // closed when users comes to 0; nil: nobody waits for that
+	waiting int           // callers that wait for the start
+	known   bool          // somebody has been told that it is ready
 	reason  string
 	timer   *time.Timer
 }
@@ -315,14 +318,17 @@ func (b *box) record() record {
 	return b.rec
 }
 
-// state is starting or running.
+// state is starting, running or paused.
 func (b *box) state() string {
 	select {
 	case <-b.started:
-		return "running"
 	default:
 		return "starting"
 	}
+	if b.paused() {
+		return "paused"
+	}
+	return "running"
 }
 
 // find returns a box by its id, or nil.
@@ -332,7 +338,7 @@ func (s *Server) find(id string) *box {
 	return s.boxes[id]
 }
 
-// running returns a box that can be used.
+// running returns a box that is ready, and may be paused.
 func (s *Server) running(id string) (*box, error) {
 	b := s.find(id)
 	if b == nil {
@@ -347,6 +353,15 @@ func (s *Server) running(id string) (*box, error) {
 		return nil, errNone
 	}
 	return b, nil
+}
+
+// usable returns a box whose agent can be called until done.
+func (s *Server) usable(id string) (b *box, done func(), err error) {
+	if b, err = s.running(id); err != nil {
+		return nil, nil, err
+	}
+	done, err = b.use()
+	return b, done, err
 }
 
 // explain turns a failure of the agent into what the caller may know: that the

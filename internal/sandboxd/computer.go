@@ -31,10 +31,11 @@ func (s *Server) postActions(w http.ResponseWriter, r *http.Request) error {
 	if batch.Epoch, err = number(r, "Berth-Epoch"); err != nil {
 		return err
 	}
-	b, err := s.running(r.PathValue("id"))
+	b, done, err := s.usable(r.PathValue("id"))
 	if err != nil {
 		return err
 	}
+	defer done()
 	actions, err := computer.DecodeActions(body.Actions)
 	if err == nil {
 		err = desktop.Check(actions, b.record().Display)
@@ -42,11 +43,11 @@ func (s *Server) postActions(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return invalid(err)
 	}
-	done, err := b.guest.Agent().act(r.Context(), batch)
+	performed, err := b.guest.Agent().act(r.Context(), batch)
 	if err != nil {
 		return b.explain(r.Context(), err)
 	}
-	s.json(w, http.StatusOK, map[string]any{"actions": done.Actions})
+	s.json(w, http.StatusOK, map[string]any{"actions": performed.Actions})
 	return nil
 }
 
@@ -59,15 +60,16 @@ func invalid(err error) error {
 }
 
 func (s *Server) getActions(w http.ResponseWriter, r *http.Request) error {
-	b, err := s.running(r.PathValue("id"))
+	b, done, err := s.usable(r.PathValue("id"))
 	if err != nil {
 		return err
 	}
-	done, err := b.guest.Agent().recall(r.Context(), r.PathValue("key"))
+	defer done()
+	performed, err := b.guest.Agent().recall(r.Context(), r.PathValue("key"))
 	if err != nil {
 		return b.explain(r.Context(), err)
 	}
-	s.json(w, http.StatusOK, done)
+	s.json(w, http.StatusOK, performed)
 	return nil
 }
 
@@ -77,10 +79,11 @@ func (s *Server) deleteActions(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	b, err := s.running(r.PathValue("id"))
+	b, done, err := s.usable(r.PathValue("id"))
 	if err != nil {
 		return err
 	}
+	defer done()
 	if err := b.guest.Agent().cancel(r.Context(), r.PathValue("key"), epoch); err != nil {
 		return b.explain(r.Context(), err)
 	}
@@ -92,10 +95,11 @@ func (s *Server) deleteActions(w http.ResponseWriter, r *http.Request) error {
 const pictureWithin = 20 * time.Second
 
 func (s *Server) getScreenshot(w http.ResponseWriter, r *http.Request) error {
-	b, err := s.running(r.PathValue("id"))
+	b, done, err := s.usable(r.PathValue("id"))
 	if err != nil {
 		return err
 	}
+	defer done()
 	ctx, cancel := context.WithTimeoutCause(r.Context(), pictureWithin, &problem{http.StatusGatewayTimeout, "timeout", "the desktop gave no picture in " + pictureWithin.String()})
 	defer cancel()
 	png, header, err := b.guest.Agent().screenshot(ctx)

@@ -23,12 +23,14 @@ import (
 	"github.com/getkin/kin-openapi/routers/gorillamux"
 
 	"berth/api"
+	"berth/internal/sandboxd/firecracker/firecrackertest"
 )
 
 const testKey = "test-key-0123456789"
 
 func TestMain(m *testing.M) {
 	TakeOver()
+	firecrackertest.Main(ServeAgent)
 	// The tests wait for other processes most of the time: more of them at once
 	// than there are processors.
 	flag.Parse()

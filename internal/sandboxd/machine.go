@@ -13,9 +13,11 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"time"
 
 	"berth/internal/computer"
 	"berth/internal/desktop"
+	"berth/internal/sandboxd/guest"
 	"berth/internal/sandboxd/jail"
 )
 
@@ -23,10 +25,12 @@ import (
 type Machine interface {
 	// Start starts a guest whose files are in dir and returns when its agent
 	// answers, which is when its desktop can be used. When it fails nothing is
-	// left but dir.
-	Start(ctx context.Context, dir string, slot int, d computer.Display) (Guest, error)
+	// left but dir. A template other than DefaultTemplate is one of the machine's.
+	Start(ctx context.Context, dir string, slot int, template string, d computer.Display) (Guest, error)
 	// Find takes over the guest of an earlier process by its identity.
 	Find(ctx context.Context, dir string, id Identity) (Guest, error)
+	// Discard ends what is left of a guest that Find did not get.
+	Discard(dir string, id Identity) error
 	// Attributes describe the machines to schedulers and people.
 	Attributes() map[string]string
 }
@@ -108,7 +112,7 @@ func (m *desktops) Attributes() map[string]string {
 	return out
 }
 
-func (m *desktops) Start(ctx context.Context, dir string, slot int, d computer.Display) (Guest, error) {
+func (m *desktops) Start(ctx context.Context, dir string, slot int, _ string, d computer.Display) (Guest, error) {
 	config := desktop.AgentConfig{Display: d, Home: jail.Home, UID: jail.PersonUID, ServerUID: jail.ServerUID, Nested: true, BrowserFlags: m.opts.BrowserFlags}
 	if m.probe.Weak.Namespaces {
 		config = desktop.AgentConfig{Display: d, Home: filepath.Join(dir, "home"), Nested: os.Getuid() != 0, BrowserFlags: m.opts.BrowserFlags}
@@ -155,6 +159,21 @@ func (m *desktops) Find(ctx context.Context, dir string, id Identity) (Guest, er
 	return g, nil
 }
 
+// Discard ends a jail, and removes what it had of the host.
+func (m *desktops) Discard(dir string, id Identity) error {
+	if id.PID != 0 {
+		if p, err := jail.Find(baseName(dir), id.PID, id.Started, id.Weak); err == nil {
+			if err := p.Kill(); err != nil {
+				return err
+			}
+		}
+	}
+	if err := jail.Forget(baseName(dir)); err != nil {
+		m.opts.Logger.Warn("a leftover stays", "err", err)
+	}
+	return nil
+}
+
 // jailed is a guest in a jail.
 type jailed struct {
 	p     *jail.Process
@@ -162,22 +181,14 @@ type jailed struct {
 }
 
 func newGuest(p *jail.Process, dir string) *jailed {
-	return &jailed{p: p, agent: newAgentClient(jail.SocketPath(dir))}
+	return &jailed{p: p, agent: newAgentClient(dialUnix(jail.SocketPath(dir)))}
 }
 
 // ready waits until the agent answers.
 func (g *jailed) ready(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stop := make(chan struct{})
-	defer close(stop)
-	go func() {
-		select {
-		case <-g.p.Gone():
-			cancel(errors.New("the sandbox ended while it started"))
-		case <-stop:
-		}
-	}()
+	defer afterGone(g.p.Gone(), func() { cancel(errors.New("the sandbox ended while it started")) })()
 	return g.agent.ready(ctx)
 }
 
@@ -202,15 +213,22 @@ func Missing() error {
 }
 
 // TakeOver must be called first thing by a program that uses this package: in
-// the processes that run inside a sandbox it does not return. See jail.Main.
+// the processes that run inside a sandbox, or as the inside of a microVM, it does
+// not return. See jail.Main and guest.Main.
 func TakeOver() {
-	jail.Main(func(l net.Listener, raw json.RawMessage) error {
-		debug.SetGCPercent(50) // an agent is idle most of the time, and there are many
-		var config desktop.AgentConfig
-		if err := json.Unmarshal(raw, &config); err != nil {
-			return fmt.Errorf("read the agent's configuration: %w", err)
-		}
-		log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-		return desktop.Serve(context.Background(), l, config, log)
-	})
+	jail.Main(func(l net.Listener, raw json.RawMessage) error { return ServeAgent(l, raw, nil) })
+	guest.Main(ServeAgent)
+}
+
+// ServeAgent serves a desktop as the agent of a sandbox until that ends. wake:
+// see desktop.AgentConfig.
+func ServeAgent(l net.Listener, raw json.RawMessage, wake func(now time.Time, seed []byte) error) error {
+	debug.SetGCPercent(50) // an agent is idle most of the time, and there are many
+	var config desktop.AgentConfig
+	if err := json.Unmarshal(raw, &config); err != nil {
+		return fmt.Errorf("read the agent's configuration: %w", err)
+	}
+	config.Wake = wake
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	return desktop.Serve(context.Background(), l, config, log)
 }

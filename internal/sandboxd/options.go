@@ -7,10 +7,11 @@ import (
 	"regexp"
 	"runtime"
 
+	"berth/internal/sandboxd/firecracker"
 	"berth/internal/sandboxd/jail"
 )
 
-// DefaultTemplate is the only template of this build.
+// DefaultTemplate is what sandboxes are made from, unless they name a snapshot.
 const DefaultTemplate = "desktop"
 
 // Options configure a Server.
@@ -20,14 +21,21 @@ type Options struct {
 	MaxContainers int // sandboxes at a time
 	Warm          int // spares kept ready
 	Roles         []string
-	Machine       string // "desktop"
+	Machine       string // one of the constants below
 	Limits        jail.Limits
-	OpenNetworks  []string // CIDR ranges reachable beside public addresses
-	AllowWeaker   bool     // start also where the host cannot isolate or limit
-	BrowserFlags  []string // more flags for Chromium
-	Ephemeral     bool     // sandboxes end with this process, however that ends; call Shutdown, not Close
+	Firecracker   firecracker.Config // of microVMs; sizes are taken from Limits
+	OpenNetworks  []string           // CIDR ranges reachable beside public addresses
+	AllowWeaker   bool               // start also where the host cannot isolate or limit
+	BrowserFlags  []string           // more flags for Chromium
+	Ephemeral     bool               // sandboxes end with this process, however that ends; call Shutdown, not Close
 	Logger        *slog.Logger
 }
+
+// What a Machine can be.
+const (
+	MachineDesktop     = "desktop"
+	MachineFirecracker = "firecracker"
+)
 
 // DefaultLimits are those of one sandbox with a browser.
 func DefaultLimits() jail.Limits {
@@ -53,10 +61,11 @@ func (o Options) Validate() []error {
 	for _, r := range o.Roles {
 		add(!identifier.MatchString(r), fmt.Sprintf("role %.70q: letters, digits, _ and -, at most 64", r))
 	}
-	if o.Machine == "firecracker" {
-		errs = append(errs, errors.New("machine firecracker is not in this build; use desktop"))
-	} else {
-		add(o.Machine != "desktop", fmt.Sprintf("machine %.40q: known is desktop", o.Machine))
+	add(o.Machine != MachineDesktop && o.Machine != MachineFirecracker, fmt.Sprintf("machine %.40q: known are %s and %s", o.Machine, MachineDesktop, MachineFirecracker))
+	if o.Machine == MachineFirecracker {
+		add(o.Limits.Memory == 0 || o.Limits.CPUs == 0, "a microVM has a size: memory and cpus cannot be without limit")
+		add(o.Ephemeral, "microVMs do not end with this process: use machine desktop for that")
+		add(len(o.OpenNetworks) > 0, "open networks: microVMs have no network")
 	}
 	return errs
 }

@@ -38,7 +38,7 @@ func (s *Server) getCapacity(w http.ResponseWriter, _ *http.Request) error {
 		roles = []string{}
 	}
 	s.json(w, http.StatusOK, map[string]any{
-		"maxContainers": s.opts.MaxContainers, "used": used, "pending": pending, "roles": roles, "capabilities": capabilities(), "attributes": attributes,
+		"maxContainers": s.opts.MaxContainers, "used": used, "pending": pending, "roles": roles, "capabilities": s.capabilities(), "attributes": attributes,
 	})
 	return nil
 }
@@ -60,7 +60,7 @@ func (b *box) detail() detail {
 	rec := b.record()
 	d := detail{
 		SandboxID: rec.ID, TemplateID: rec.Template, State: b.state(), Metadata: rec.Metadata, StartedAt: rec.StartedAt,
-		Display: rec.Display, Capabilities: capabilities(),
+		Display: rec.Display, Capabilities: b.s.capabilities(),
 	}
 	if d.Metadata == nil {
 		d.Metadata = map[string]string{}
@@ -90,6 +90,9 @@ func (s *Server) postSandbox(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	o, err := body.order(r)
+	if err == nil {
+		err = s.knows(&o, body.Display != nil)
+	}
 	if err != nil {
 		return err
 	}
@@ -127,9 +130,6 @@ func (n newSandbox) order(r *http.Request) (order, error) {
 	}
 	if !identifier.MatchString(o.id) {
 		return o, badInput("sandboxID: 1 to 64 letters, digits, _ or -")
-	}
-	if o.template != DefaultTemplate {
-		return o, badInput("templateID: unknown template %.64q; known is %s", o.template, DefaultTemplate)
 	}
 	if n.Timeout < 0 || n.Timeout > maxTimeout {
 		return o, badInput("timeout: 0 to %d seconds", maxTimeout)
@@ -212,11 +212,4 @@ func (s *Server) postTimeout(w http.ResponseWriter, r *http.Request) error {
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
-}
-
-func (s *Server) notHere(_ http.ResponseWriter, r *http.Request) error {
-	if s.find(r.PathValue("id")) == nil {
-		return errNone
-	}
-	return &problem{http.StatusNotImplemented, "unsupported", "desktops cannot be paused"}
 }

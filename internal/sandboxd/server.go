@@ -53,7 +53,10 @@ type Server struct {
 }
 
 // capabilities of every sandbox, sorted.
-func capabilities() []string {
+func (s *Server) capabilities() []string {
+	if _, ok := s.machine.(templater); ok {
+		return []string{"browser", "clipboard", "desktop", "files", "pause", "shell", "snapshot", "stream", "windows"}
+	}
 	return []string{"browser", "clipboard", "desktop", "files", "shell", "stream", "windows"}
 }
 
@@ -74,11 +77,18 @@ func New(ctx context.Context, opts Options) (*Server, error) {
 		return nil, err
 	}
 	opts.StateDir = st.dir
-	machine, err := newDesktops(opts)
+	machine, err := newMachine(ctx, opts)
 	if err != nil {
 		return nil, errors.Join(err, st.close())
 	}
 	return newServer(ctx, opts, st, machine)
+}
+
+func newMachine(ctx context.Context, opts Options) (Machine, error) {
+	if opts.Machine == MachineFirecracker {
+		return newMicroVMs(ctx, opts)
+	}
+	return newDesktops(opts)
 }
 
 func newServer(ctx context.Context, opts Options, st *store, machine Machine) (*Server, error) {
@@ -137,17 +147,7 @@ func (s *Server) adoptAll(ctx context.Context) error {
 
 // removeLeftover removes a guest's directory, and what may still run of it.
 func (s *Server) removeLeftover(dir string, rec record) error {
-	if rec.Guest.PID != 0 {
-		if p, err := jail.Find(baseName(dir), rec.Guest.PID, rec.Guest.Started, rec.Guest.Weak); err == nil {
-			if err := p.Kill(); err != nil {
-				return err
-			}
-		}
-	}
-	if err := jail.Forget(baseName(dir)); err != nil {
-		s.log.Warn("a leftover stays", "err", err)
-	}
-	return os.RemoveAll(dir)
+	return errors.Join(s.machine.Discard(dir, rec.Guest), os.RemoveAll(dir))
 }
 
 // Drain makes the server refuse new sandboxes and say so in its health. The
@@ -224,7 +224,7 @@ func (s *Server) launch(ctx context.Context, rec record) (dir string, _ Guest, _
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, startWithin, errors.New("the sandbox was not ready in "+startWithin.String()))
 	defer cancel()
-	g, err := s.machine.Start(ctx, dir, rec.Slot, rec.Display)
+	g, err := s.machine.Start(ctx, dir, rec.Slot, rec.Template, rec.Display)
 	if err == nil {
 		rec.Guest = g.Identity()
 		if err = writeRecord(dir, rec); err != nil {

@@ -64,7 +64,11 @@ func openStore(dir string) (*store, error) {
 	return &store{dir: dir, lock: lock}, nil
 }
 
-func (s *store) close() error { return s.lock.Close() }
+// close gives the lock back by word: a process that this one is just starting may
+// have the file too, for a moment.
+func (s *store) close() error {
+	return errors.Join(syscall.Flock(int(s.lock.Fd()), syscall.LOCK_UN), s.lock.Close())
+}
 
 // newDir makes the directory of a guest.
 func (s *store) newDir() (string, error) {

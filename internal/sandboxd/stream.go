@@ -94,7 +94,12 @@ func (s *Server) getFrame(w http.ResponseWriter, r *http.Request) error {
 	for end := time.Now().Add(frameWithin); time.Now().Before(end); {
 		now := time.Now().UTC()
 		b.watched.Store(&now)
+		done, err := b.use() // for each picture: a pause need not wait for a change
+		if err != nil {
+			return err
+		}
 		png, _, err := b.guest.Agent().screenshot(r.Context())
+		done()
 		if err != nil {
 			return b.explain(r.Context(), err)
 		}

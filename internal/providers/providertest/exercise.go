@@ -67,7 +67,7 @@ func Exercise(t *testing.T, newProvider func(t *testing.T) providers.Provider, o
 		tests := map[string]func(*testing.T){
 			"info and health": s.infoAndHealth, "lifecycle": s.lifecycle, "create": s.create, "kill": s.kill, "not found": s.notFound,
 			"basics": s.together(map[string]func(*testing.T, *box){"refusals": s.refusals, "fences": s.fences, "recall": s.recall, "results": s.results}),
-			"cancel": s.cancel, "concurrency": s.concurrency, "crash": s.crash, "full": s.full,
+			"pause":  s.pause, "snapshot": s.snapshot, "cancel": s.cancel, "concurrency": s.concurrency, "crash": s.crash, "full": s.full,
 		}
 		if !opts.NoPages {
 			maps.Copy(tests, s.pageTests())

@@ -303,6 +303,73 @@ func (s *suite) results(t *testing.T, b *box) {
 	}
 }
 
+// pause: a paused sandbox is listed as such, keeps what was in it, and ends when
+// it is killed. What is not declared is in refusals.
+func (s *suite) pause(t *testing.T) {
+	if !s.has(providers.PauseCap) {
+		return
+	}
+	ctx := t.Context()
+	b := s.sandbox(t)
+	b.do(t, at(computer.Move, 31, 32))
+	state := func(want providers.State) {
+		t.Helper()
+		if got, err := s.p.Get(ctx, b.vm); err != nil || got.State != want || got.Fence != b.fence {
+			t.Errorf("it is %+v, %v; want state %s", got, err, want)
+		}
+	}
+	for range 2 { // the second changes nothing
+		if err := s.p.Pause(ctx, b.vm); err != nil {
+			t.Fatalf("Pause: %v", err)
+		}
+		state(providers.Paused)
+	}
+	for range 2 {
+		if err := s.p.Resume(ctx, b.vm); err != nil {
+			t.Fatalf("Resume: %v", err)
+		}
+		state(providers.Running)
+	}
+	if rs := b.do(t, act(computer.Cursor)); string(rs[0].Value) != `{"x":31,"y":32}` {
+		t.Errorf("after the pause the pointer is at %s", rs[0].Value)
+	}
+	if err := s.p.Pause(ctx, b.vm); err != nil {
+		t.Fatalf("Pause: %v", err)
+	}
+	if err := s.p.Kill(ctx, b.vm); err != nil {
+		t.Errorf("Kill of a paused sandbox: %v", err)
+	}
+	_, err := s.p.Get(ctx, b.vm)
+	wantErr(t, "Get after that", err, providers.ErrNotFound)
+	wantErr(t, "Pause of an unknown vm", s.p.Pause(ctx, newVM()), providers.ErrNotFound)
+	wantErr(t, "Resume of an unknown vm", s.p.Resume(ctx, newVM()), providers.ErrNotFound)
+}
+
+// snapshot: its name is a template for another sandbox, and the first goes on.
+func (s *suite) snapshot(t *testing.T) {
+	if !s.has(providers.Snapshot) {
+		return
+	}
+	b := s.sandbox(t)
+	name, err := s.p.Snapshot(t.Context(), b.vm)
+	if err != nil || name == "" {
+		t.Fatalf("Snapshot: %q, %v", name, err)
+	}
+	b.do(t, act(computer.Cursor))
+	other := &box{suite: s, vm: newVM(), fence: 3, display: b.display}
+	t.Cleanup(func() {
+		if err := s.p.Kill(context.Background(), other.vm); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := s.p.Create(t.Context(), providers.Spec{VM: other.vm, Fence: 3, Tenant: "acme", Role: "default", Template: name, Display: b.display}); err != nil {
+		t.Fatalf("create from it: %v", err)
+	}
+	other.do(t, at(computer.Click, 5, 5))
+	_, err = s.p.Snapshot(t.Context(), newVM())
+	wantErr(t, "Snapshot of an unknown vm", err, providers.ErrNotFound)
+}
+
 // cancel: a call returns soon after its ctx has ended, and a kill frees what
 // hangs in the sandbox (e2b#424).
 func (s *suite) cancel(t *testing.T) {

@@ -17,12 +17,14 @@ import (
 	"berth/internal/providers"
 	"berth/internal/providers/providertest"
 	"berth/internal/sandboxd"
+	"berth/internal/sandboxd/firecracker/firecrackertest"
 )
 
 const testKey = "test-key-0123456789"
 
 func TestMain(m *testing.M) {
 	sandboxd.TakeOver()
+	firecrackertest.Main(sandboxd.ServeAgent)
 	// The tests wait for other processes most of the time: more of them at once
 	// than there are processors.
 	flag.Parse()
@@ -46,7 +48,9 @@ type server struct {
 	url, state string
 }
 
-func serve(t testing.TB, limit int) server {
+func serve(t testing.TB, limit int) server { return serveOn(t, limit, sandboxd.MachineDesktop) }
+
+func serveOn(t testing.TB, limit int, machine string) server {
 	t.Helper()
 	if err := sandboxd.Missing(); err != nil {
 		t.Fatal(err)
@@ -55,10 +59,14 @@ func serve(t testing.TB, limit int) server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := sandboxd.New(t.Context(), sandboxd.Options{
-		StateDir: state, APIKey: testKey, MaxContainers: limit, Warm: 1, Machine: "desktop", Limits: sandboxd.DefaultLimits(),
+	opts := sandboxd.Options{
+		StateDir: state, APIKey: testKey, MaxContainers: limit, Warm: 1, Machine: machine, Limits: sandboxd.DefaultLimits(),
 		Logger: slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelWarn})),
-	})
+	}
+	if machine == sandboxd.MachineFirecracker {
+		opts.Firecracker = firecrackertest.Install(t)
+	}
+	s, err := sandboxd.New(t.Context(), opts)
 	if err != nil {
 		t.Fatal(errors.Join(err, os.RemoveAll(state)))
 	}
@@ -119,6 +127,24 @@ func TestContract(t *testing.T) {
 	}, providertest.Options{
 		NoPages: true, ChecksFences: true, Recalls: true,
 		NewLimited: func(t *testing.T) providers.Provider { return open(t, serve(t, 2).url) },
+		Crash: func(t *testing.T, _ providers.Provider, vm string) {
+			if err := syscall.Kill(at.firstProcess(t, vm), syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		},
+		Strays: children,
+	})
+}
+
+// TestMicroVMs holds the provider to the suite where the server makes microVMs,
+// with the stand-in for firecracker and a real desktop behind each.
+func TestMicroVMs(t *testing.T) {
+	var at server
+	providertest.Exercise(t, func(t *testing.T) providers.Provider {
+		at = serveOn(t, 40, sandboxd.MachineFirecracker)
+		return open(t, at.url)
+	}, providertest.Options{
+		NoPages: true, ChecksFences: true, Recalls: true,
 		Crash: func(t *testing.T, _ providers.Provider, vm string) {
 			if err := syscall.Kill(at.firstProcess(t, vm), syscall.SIGKILL); err != nil {
 				t.Fatal(err)

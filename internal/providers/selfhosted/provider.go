@@ -26,6 +26,7 @@ const (
 	lookWithin    = 10 * time.Second
 	createWithin  = time.Minute
 	killWithin    = 30 * time.Second
+	pauseWithin   = 150 * time.Second // a server waits for the batch under way and writes a memory to disk
 	pictureWithin = 25 * time.Second
 	actWithin     = time.Minute // and what the actions themselves may take
 )
@@ -307,31 +308,58 @@ func (p *Provider) Kill(ctx context.Context, vm string) error {
 
 // SetTimeout sets the server's end of life.
 func (p *Provider) SetTimeout(ctx context.Context, vm string, d time.Duration) error {
-	return p.post(ctx, vm, "timeout", map[string]int64{"timeout": seconds(d)})
-}
-
-// Pause stops a sandbox where the server can.
-func (p *Provider) Pause(ctx context.Context, vm string) error { return p.post(ctx, vm, "pause", nil) }
-
-// Resume continues a paused sandbox where the server can.
-func (p *Provider) Resume(ctx context.Context, vm string) error {
-	return p.post(ctx, vm, "resume", nil)
-}
-
-func (p *Provider) post(ctx context.Context, vm, verb string, body any) error {
-	if err := checkVM(vm); err != nil {
-		return err
-	}
-	if verb != "timeout" && !slices.Contains(p.info.Capabilities, providers.PauseCap) {
-		return fmt.Errorf("%s: the server cannot: %w", verb, providers.ErrUnsupported)
-	}
-	_, _, err := p.client.do(ctx, call{method: http.MethodPost, path: []string{"sandboxes", vm, verb}, body: body, want: http.StatusNoContent, limit: maxProblem, within: lookWithin})
+	_, err := p.post(ctx, vm, "timeout", call{body: map[string]int64{"timeout": seconds(d)}, want: http.StatusNoContent, within: lookWithin})
 	return err
 }
 
-// Snapshot is not part of the API.
-func (p *Provider) Snapshot(context.Context, string) (string, error) {
-	return "", fmt.Errorf("snapshot: the self-hosted API has none: %w", providers.ErrUnsupported)
+// Pause stops a sandbox where the server can. It waits for the batch under way;
+// until Resume, batches and pictures are refused with ErrConflict.
+func (p *Provider) Pause(ctx context.Context, vm string) error {
+	return p.suspend(ctx, vm, "pause")
+}
+
+// Resume continues a paused sandbox where the server can.
+func (p *Provider) Resume(ctx context.Context, vm string) error {
+	return p.suspend(ctx, vm, "resume")
+}
+
+func (p *Provider) suspend(ctx context.Context, vm, verb string) error {
+	if !slices.Contains(p.info.Capabilities, providers.PauseCap) {
+		return fmt.Errorf("%s: the server cannot: %w", verb, providers.ErrUnsupported)
+	}
+	_, err := p.post(ctx, vm, verb, call{want: http.StatusNoContent, within: pauseWithin})
+	return err
+}
+
+// Snapshot keeps a sandbox's state where the server can. The name is a Template
+// for sandboxes of the same tenant on this server.
+func (p *Provider) Snapshot(ctx context.Context, vm string) (string, error) {
+	if !slices.Contains(p.info.Capabilities, providers.Snapshot) {
+		return "", fmt.Errorf("snapshot: the server cannot: %w", providers.ErrUnsupported)
+	}
+	raw, err := p.post(ctx, vm, "snapshots", call{want: http.StatusCreated, within: pauseWithin})
+	if err != nil {
+		return "", err
+	}
+	var body struct {
+		SnapshotID string `json:"snapshotID"`
+	}
+	if err := decode(raw, &body); err != nil {
+		return "", err
+	}
+	if !vmID.MatchString(body.SnapshotID) {
+		return "", fmt.Errorf("snapshot of vm %s: the answer names none: %w", vm, providers.ErrUnavailable)
+	}
+	return body.SnapshotID, nil
+}
+
+func (p *Provider) post(ctx context.Context, vm, verb string, in call) ([]byte, error) {
+	if err := checkVM(vm); err != nil {
+		return nil, err
+	}
+	in.method, in.path, in.limit = http.MethodPost, []string{"sandboxes", vm, verb}, maxProblem
+	_, raw, err := p.client.do(ctx, in)
+	return raw, err
 }
 
 // StreamURL is a page that shows the sandbox for the next twelve hours to

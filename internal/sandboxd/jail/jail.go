@@ -9,11 +9,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"berth/internal/sandboxd/process"
 )
 
 // Ids inside a sandbox.
@@ -97,7 +98,7 @@ func Start(spec Spec) (_ *Process, err error) {
 		return nil, err
 	}
 	p := &Process{PID: c.cmd.Process.Pid, Weak: spec.Weak, id: spec.ID, gone: make(chan struct{})}
-	if p.Started, err = startTime(p.PID); err == nil {
+	if p.Started, err = process.StartTime(p.PID); err == nil {
 		err = c.release(p)
 	}
 	held := c.gate
@@ -242,29 +243,14 @@ func (c *child) closePipes() error {
 
 // Find takes over a sandbox of an earlier process, or says why it is gone.
 func Find(id string, pid int, started uint64, weak Weakness) (*Process, error) {
-	at, err := startTime(pid)
-	if err != nil || at != started {
-		return nil, fmt.Errorf("sandbox %s: process %d is gone", id, pid)
-	}
-	fd, err := unix.PidfdOpen(pid, 0)
+	first, err := process.Find(pid, started)
 	if err != nil {
-		return nil, fmt.Errorf("sandbox %s: process %d: %w", id, pid, err)
-	}
-	if at, err = startTime(pid); err != nil || at != started { // another has its number by now
-		return nil, errors.Join(fmt.Errorf("sandbox %s: process %d is gone", id, pid), unix.Close(fd))
+		return nil, fmt.Errorf("sandbox %s: %w", id, err)
 	}
 	p := &Process{PID: pid, Started: started, Weak: weak, id: id, gone: make(chan struct{})}
 	go func() {
-		defer close(p.gone)
-		for {
-			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
-			if n > 0 || err != nil && !errors.Is(err, unix.EINTR) {
-				break
-			}
-		}
-		if unix.Close(fd) != nil {
-			return
-		}
+		<-first.Gone()
+		close(p.gone)
 	}()
 	return p, nil
 }
@@ -278,7 +264,7 @@ func (p *Process) Kill() error {
 	if p.Weak.Namespaces {
 		killTree(p.PID)
 	}
-	if at, err := startTime(p.PID); err == nil && at == p.Started {
+	if at, err := process.StartTime(p.PID); err == nil && at == p.Started {
 		if err := syscall.Kill(p.PID, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
 			return fmt.Errorf("kill sandbox %s: %w", p.id, err)
 		}
@@ -306,7 +292,7 @@ func killTree(root int) {
 		if err != nil {
 			continue
 		}
-		if fields, err := stat(pid); err == nil {
+		if fields, err := process.Stat(pid); err == nil {
 			if parent, err := strconv.Atoi(fields[1]); err == nil {
 				children[parent] = append(children[parent], pid)
 			}
@@ -318,30 +304,4 @@ func killTree(root int) {
 			continue // it has just ended
 		}
 	}
-}
-
-// stat returns the fields of /proc/pid/stat after the name: state, parent, ….
-func stat(pid int) ([]string, error) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return nil, err
-	}
-	fields := strings.Fields(string(raw[strings.LastIndexByte(string(raw), ')')+1:]))
-	if len(fields) < 20 {
-		return nil, fmt.Errorf("process %d has an odd stat", pid)
-	}
-	return fields, nil
-}
-
-// startTime names a process together with its pid; an ended one that nobody
-// has waited for yet counts as gone.
-func startTime(pid int) (uint64, error) {
-	fields, err := stat(pid)
-	if err != nil {
-		return 0, err
-	}
-	if fields[0] == "Z" || fields[0] == "X" {
-		return 0, fmt.Errorf("process %d has ended", pid)
-	}
-	return strconv.ParseUint(fields[19], 10, 64)
 }
