@@ -72,6 +72,34 @@ func TestExamples(t *testing.T) {
 	}
 }
 
+// A person speaks to a running loop, which hears it, and stops it; what cannot
+// be asked is refused with the reason.
+func TestSpeakingToALoop(t *testing.T) {
+	t.Parallel()
+	d := startDev(t)
+	dir := t.TempDir()
+	script := filepath.Join(dir, "long.json")
+	if err := os.WriteFile(script, []byte(`[{"type":"cursor"},{"type":"wait","seconds":1},{"type":"wait","seconds":60}]`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, program("berth"), nil, "run", "--server", d.url, "--script", script, "--out", dir)
+	r.until(60*time.Second, true, "   1  cursor")
+	loop := strings.TrimSuffix(strings.Fields(r.line("loop "))[0], ":")
+	for _, ask := range [][]string{{"pause", loop, "for lunch"}, {"message", loop, "how is it going?"}, {"resume", loop}, {"stop", loop, "enough"}} {
+		if out := mustBerth(t, append([]string{"loop", "--server", d.url}, ask...)...); !strings.Contains(out, ask[0]+" is in the journal of loop "+loop) {
+			t.Errorf("%v: %s", ask, out)
+		}
+	}
+	if code := r.wait(60 * time.Second); code != 1 || !strings.Contains(r.output(), "stopped on request: enough") {
+		t.Errorf("exit %d:\n%s", code, r.output())
+	}
+	for _, gone := range []string{loop, "nosuch"} {
+		if out, code := berth(t, "loop", "stop", gone, "--server", d.url); code != 1 || !strings.Contains(out, "rejected: ") {
+			t.Errorf("%s: exit %d: %s", gone, code, out)
+		}
+	}
+}
+
 // A check that does not hold fails the run, which says where and why.
 func TestRunSaysWhatFailed(t *testing.T) {
 	t.Parallel()

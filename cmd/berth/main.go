@@ -75,7 +75,7 @@ const exitInterrupted = 128 + int(syscall.SIGINT)
 func commands() []*command {
 	return []*command{
 		devCommand(), runCommand(), provisionCommand(), serversCommand(), psCommand(), killCommand(),
-		cordonCommand(), uncordonCommand(), drainCommand(), eventsCommand(), replayCommand(), dlqCommand(),
+		cordonCommand(), uncordonCommand(), drainCommand(), eventsCommand(), loopCommand(), replayCommand(), dlqCommand(),
 		setupCommand(), versionCommand(),
 	}
 }
