@@ -31,7 +31,7 @@ type config struct {
 	Warm         int           `env:"SANDBOXD_WARM" flag:"warm" envDefault:"1" help:"desktops kept ready, 0 to 100"`
 	Roles        []string      `env:"SANDBOXD_ROLES" flag:"roles" help:"roles to announce (comma list)"`
 	Machine      string        `env:"SANDBOXD_MACHINE" flag:"machine" envDefault:"desktop" help:"what holds a sandbox: desktop (namespaces of this host) or firecracker (a microVM each)"`
-	Firecracker  string        `env:"SANDBOXD_FIRECRACKER" flag:"firecracker" envDefault:"firecracker" help:"the firecracker program, 1.7 or a later 1"`
+	Firecracker  string        `env:"SANDBOXD_FIRECRACKER" flag:"firecracker" envDefault:"firecracker" help:"the firecracker program, 1.8 or a later 1"`
 	Kernel       string        `env:"SANDBOXD_KERNEL" flag:"kernel" help:"path of the microVMs' kernel, see deploy/images"`
 	Initrd       string        `env:"SANDBOXD_INITRD" flag:"initrd" help:"path of its initial RAM disk, where it needs one"`
 	RootFS       string        `env:"SANDBOXD_ROOTFS" flag:"rootfs" help:"path of the microVMs' root file system, see deploy/images"`

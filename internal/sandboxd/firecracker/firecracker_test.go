@@ -348,7 +348,7 @@ func TestProbe(t *testing.T) {
 		"a directory":                   {func(c *firecracker.Config) { c.RootFS = dir }, []string{"no file"}},
 		"a compressed one":              {func(c *firecracker.Config) { c.Kernel = zipped }, []string{"compressed"}},
 		"no disk":                       {func(c *firecracker.Config) { c.Initrd = dir + "/none" }, []string{"initial RAM disk"}},
-		"an old version":                {func(c *firecracker.Config) { c.Binary = script("old", "echo Firecracker v1.4.0") }, []string{"1.4.0, wanted is 1.7", "newer release"}},
+		"an old version":                {func(c *firecracker.Config) { c.Binary = script("old", "echo Firecracker v1.4.0") }, []string{"1.4.0, wanted is 1.8", "newer release"}},
 		"a later major":                 {func(c *firecracker.Config) { c.Binary = script("new", "echo Firecracker v2.0.0-dev") }, []string{"2.0.0-dev"}},
 		"another program":               {func(c *firecracker.Config) { c.Binary = script("other", "echo hello") }, []string{"is no Firecracker", "hello"}},
 		"a broken program":              {func(c *firecracker.Config) { c.Binary = script("broken", "exit 3") }, []string{"exit status 3"}},
