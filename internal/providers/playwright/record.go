@@ -130,9 +130,10 @@ func openState(ctx context.Context, dir string) (*state, error) {
 	}
 }
 
-// close releases the lock.
+// close releases the lock, by word: a process that this one is just starting
+// may have the file too, for a moment.
 func (s *state) close() error {
-	err := s.lock.Close()
+	err := errors.Join(syscall.Flock(int(s.lock.Fd()), syscall.LOCK_UN), s.lock.Close())
 	if s.temporary {
 		err = errors.Join(err, os.RemoveAll(s.dir))
 	}
