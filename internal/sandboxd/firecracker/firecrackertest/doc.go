@@ -16,8 +16,10 @@
 package firecrackertest
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -71,6 +73,9 @@ func Install(t testing.TB) firecracker.Config {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		if left := left(dir); len(left) > 0 {
+			t.Errorf("left of the microVMs, after 20 s: %q", left)
+		}
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
 		}
@@ -92,6 +97,27 @@ func Install(t testing.TB) firecracker.Config {
 		}
 	}
 	return c
+}
+
+// left waits until no process of an installation runs, and returns the command
+// lines of those that do.
+func left(dir string) []string {
+	for end := time.Now().Add(20 * time.Second); ; {
+		var out []string
+		paths, err := filepath.Glob("/proc/[0-9]*/cmdline")
+		if err != nil {
+			return []string{err.Error()}
+		}
+		for _, path := range paths {
+			if raw, err := os.ReadFile(path); err == nil && bytes.Contains(raw, []byte(dir)) {
+				out = append(out, strings.ReplaceAll(string(raw), "\x00", " "))
+			}
+		}
+		if len(out) == 0 || time.Now().After(end) {
+			return out
+		}
+		<-time.After(pollEvery)
+	}
 }
 
 // Fault breaks a call of the stand-in from now on, as the package says; "": none.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -48,7 +49,10 @@ func startKeeper(bootArgs string) (*attachment, error) {
 		return nil, err
 	}
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Args = []string{keeperName, dir, bootArgs}
+	cmd.Args = []string{keeperName, dir, bootArgs, filepath.Dir(os.Args[0])} // the last so that Install finds it
+	if _, err := cmd.StdinPipe(); err != nil {                               // ends with this process
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
 	if strings.Contains(bootArgs, "console=ttyS0") {
 		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	}
@@ -108,6 +112,7 @@ func (a *attachment) tell(line string) error {
 type keeper struct {
 	mu       sync.Mutex
 	attached bool
+	met      bool // somebody has been attached
 	stopped  bool
 	kept     *os.File // state file of the newest snapshot
 	conn     net.Conn // of whoever is attached
@@ -141,6 +146,15 @@ func runKeeper() error {
 	go func() {
 		_ = cmd.Wait() // however it ended, the machine reboots
 		end()
+	}()
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin) // nothing comes; it ends with who started this
+		k.mu.Lock()
+		met := k.met
+		k.mu.Unlock()
+		if !met {
+			end()
+		}
 	}()
 	go func() {
 		for range time.Tick(pollEvery) {
@@ -212,7 +226,7 @@ func (k *keeper) do(line string, mine *bool) error {
 		if k.attached {
 			return errors.New("another has the guest")
 		}
-		k.attached, *mine = true, true
+		k.attached, k.met, *mine = true, true, true
 	case "stop":
 		k.stopped = true
 		// A process may have started another meanwhile: until there is none left.
