@@ -48,9 +48,12 @@ type AgentConfig struct {
 type Agent struct {
 	session *Session
 	ledger  *ledger
-	running sync.WaitGroup // commands at work
-	wake    func(now time.Time, seed []byte) error
-	log     *slog.Logger
+	running sync.WaitGroup // commands at work, and calls that may begin one
+
+	mu     sync.Mutex
+	closed bool // no more of them
+	wake   func(now time.Time, seed []byte) error
+	log    *slog.Logger
 }
 
 // maxTitle bounds a window's title, in bytes.
@@ -84,8 +87,22 @@ func Serve(ctx context.Context, l net.Listener, config AgentConfig, log *slog.Lo
 		err = server.Close()
 	}
 	err = errors.Join(err, s.Close())
+	a.mu.Lock()
+	a.closed = true
+	a.mu.Unlock()
 	a.running.Wait() // a closed desktop ends them
 	return err
+}
+
+// enter counts a call that may begin a command; false: it is too late.
+func (a *Agent) enter() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return false
+	}
+	a.running.Add(1)
+	return true
 }
 
 func (a *Agent) routes() http.Handler {

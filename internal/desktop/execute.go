@@ -180,11 +180,16 @@ const lookWithin = 500 * time.Millisecond
 // program in front has handled it, where that program can say so. Input itself
 // does not wait.
 func (s *Session) look(ctx context.Context) error {
+	s.looking.Lock() // whoever looks meanwhile waits for the same
+	defer s.looking.Unlock()
 	if !s.behind.Swap(false) {
 		return nil
 	}
-	_, err := s.screen.caughtUp(ctx, lookWithin)
-	return err
+	if _, err := s.screen.caughtUp(ctx, lookWithin); err != nil {
+		s.behind.Store(true)
+		return err
+	}
+	return nil
 }
 
 // act runs one action.

@@ -158,6 +158,11 @@ func (l *ledger) outcome(r *entry) ([]Result, error) {
 // desktop, or after computer.ActTime.
 func (a *Agent) perform(ctx context.Context, c Command, actions []computer.Action) ([]Result, error) {
 	run, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	if !a.enter() {
+		cancel(nil)
+		return nil, ErrDown
+	}
+	defer a.running.Done()
 	r, fresh := a.ledger.begin(c.Key, cancel)
 	if fresh {
 		a.running.Go(func() {

@@ -56,11 +56,12 @@ type Session struct {
 	downOnce sync.Once
 	why      error
 
-	mu     sync.Mutex
-	env    []string
-	extra  []string
-	behind atomic.Bool  // input was sent since somebody looked
-	opened map[int]bool // process groups of programs that `open` started
+	mu      sync.Mutex
+	env     []string
+	extra   []string
+	looking sync.Mutex
+	behind  atomic.Bool  // input was sent since somebody looked
+	opened  map[int]bool // process groups of programs that `open` started
 
 	server *exec.Cmd
 	waits  sync.WaitGroup

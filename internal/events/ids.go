@@ -65,10 +65,10 @@ func clip(s string) string {
 // publishes them again publishes the same command.
 func CreateCommandID(vm string, fence uint64) string { return fmt.Sprintf("create-%s-%d", vm, fence) }
 
-// IdlePauseID names the pause of one placement of a vm that was last used at a
-// moment.
-func IdlePauseID(vm string, fence uint64, used time.Time) string {
-	return fmt.Sprintf("pause-%s-%d-%d", vm, fence, used.UnixMilli())
+// IdlePauseID names the attempt-th pause of one placement of a vm that was last
+// used at a moment.
+func IdlePauseID(vm string, fence uint64, used time.Time, attempt int) string {
+	return fmt.Sprintf("pause-%s-%d-%d-%d", vm, fence, used.UnixMilli(), attempt)
 }
 
 // KillCommandID names the attempt-th kill of one placement of a vm.

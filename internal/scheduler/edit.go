@@ -28,7 +28,8 @@ type edit struct {
 // edit changes a server's record by compare-and-set, together with the other
 // changes that are due, and returns once it is written; kv.ErrUnchanged from
 // change counts as success. change gets revision 0 where there is no record.
-// The context must be of the term's.
+// A group ends with the context of the caller that writes it, which fails the
+// others too; all of them are tried again.
 func (t *term) edit(ctx context.Context, server string, change func(s *kv.Server, rev uint64) error) error {
 	e := &edit{change, make(chan error, 1)}
 	t.edits.mu.Lock()
@@ -53,17 +54,26 @@ func (t *term) writeEdits(ctx context.Context, server string) {
 	group := t.edits.queues[server]
 	t.edits.queues[server] = nil
 	t.edits.mu.Unlock()
-	for i, err := range t.writeGroup(ctx, server, group) {
-		group[i].done <- err
+	outcomes := make([]error, len(group))
+	for i := range outcomes {
+		outcomes[i] = errNotWritten // should a change panic, which is a fault of this program
 	}
-	t.edits.mu.Lock()
-	defer t.edits.mu.Unlock()
-	if len(t.edits.queues[server]) > 0 {
-		t.work.Go(func() { t.writeEdits(ctx, server) })
-		return
-	}
-	delete(t.edits.queues, server)
+	defer func() {
+		for i, err := range outcomes {
+			group[i].done <- err
+		}
+		t.edits.mu.Lock()
+		defer t.edits.mu.Unlock()
+		if len(t.edits.queues[server]) > 0 {
+			t.work.Go(func() { t.writeEdits(ctx, server) })
+			return
+		}
+		delete(t.edits.queues, server)
+	}()
+	copy(outcomes, t.writeGroup(ctx, server, group))
 }
+
+var errNotWritten = errors.New("the change was not written")
 
 // writeGroup applies the changes one after the other, each to what the ones
 // before it have left, and writes the outcome once.

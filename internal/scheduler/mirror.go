@@ -40,6 +40,8 @@ type vmState struct {
 	gone        *kv.Gone  // the worker's word, for the present fence
 	active      time.Time // last use seen
 	queuedSaid  string    // explanation last announced
+
+	underWay map[string]time.Time // commands claimed and not finished, where there is an idle clock
 }
 
 // serverState is what a term knows of one server.
@@ -57,6 +59,7 @@ type serverState struct {
 	unsaid     []healthChange // in order
 	drainedFor time.Time
 	refusals   int       // creates in a row that it refused although they fit its record
+	asideAt    time.Time // when it was set aside last
 	aside      time.Time // until when it counts as degraded for that; zero: it does not
 }
 
@@ -151,8 +154,11 @@ func (t *term) applyVM(rec kv.Placement, rev uint64) {
 	} else if v.kind == "" {
 		v.kind = kindOf(rec)
 	}
+	serving := t.serving
 	t.mu.Unlock()
-	t.queue.add(rec.VMID)
+	if serving { // lead looks at all
+		t.queue.add(rec.VMID)
+	}
 }
 
 // slimmed is what the mirror keeps of a record. Of sandboxes that are ready or
@@ -302,7 +308,7 @@ func (t *term) refresh(id string) {
 // onPlacement is the watch of PLACEMENTS.
 func (t *term) onPlacement(e jetstream.KeyValueEntry) {
 	key, gone := e.Key(), e.Operation() != jetstream.KeyValuePut
-	if !gone && t.known(key, e) {
+	if t.known(key, e, gone) {
 		return
 	}
 	switch {
@@ -337,12 +343,15 @@ func (t *term) onPlacement(e jetstream.KeyValueEntry) {
 // known reports whether the mirror has this revision of a record, or a newer
 // one, or is about to: most of all changes are this term's own, and the watch
 // often has them before the writer hears of its success.
-func (t *term) known(key string, e jetstream.KeyValueEntry) bool {
+func (t *term) known(key string, e jetstream.KeyValueEntry, gone bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if w := t.own[key]; w != nil {
 		w.heard = e
 		return true
+	}
+	if gone {
+		return false
 	}
 	var have uint64
 	if vm, ok := strings.CutPrefix(key, "vm."); ok {

@@ -383,7 +383,7 @@ func (t *term) takeCommand(ctx context.Context, r request) error {
 	}
 	switch {
 	case r.Verb == events.Snapshot:
-		return forwarded(&refusal{subject: rec.VMID, code: events.CodeUnsupported, message: "no server of this version can take snapshots"})
+		return forwarded(&refusal{subject: rec.VMID, code: events.CodeUnsupported, message: "snapshots are taken at the server itself, over HTTP; there is no command for them yet"})
 	case rec.Phase == kv.Ended:
 		return forwarded(ended(rec))
 	case rec.Phase != kv.Ready:

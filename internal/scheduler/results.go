@@ -50,9 +50,13 @@ func (t *term) onResult(ctx context.Context, d delivery) error {
 		return nil
 	}
 	if f.Command == events.Pause && f.Source == events.SourceScheduler {
-		t.queue.add(path.VM) // its idle clock's, which is no use
-		return nil
+		if !finished { // its idle clock's, which is no use
+			return nil
+		}
+		defer t.queue.add(path.VM)
+		return t.idlePaused(ctx, path.VM, f)
 	}
+	t.follow(path.VM, path.Token, finished)
 	if finished && f.Outcome == computer.OK && (f.Command == events.Pause || f.Command == events.Resume) {
 		if err := t.paused(ctx, path.VM, f.Command == events.Pause); err != nil {
 			return err

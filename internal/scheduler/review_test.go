@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -76,6 +77,55 @@ func TestForeignMoveIsAnnounced(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.untilEvent(2*time.Second, "default", "a", "failed")
+	})
+}
+
+// A pause of the idle clock that comes late, after the sandbox was used again, is
+// what the sandbox is: the record and the tenant hear of it.
+func TestLateIdlePauseIsTheTruth(t *testing.T) {
+	run(t, func(t *testing.T, b *bundle) {
+		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 5, Capabilities: []string{"pause"}})
+		defer w.stop()
+		w.delay = func(verb events.Verb, _ string) time.Duration {
+			if verb == events.Pause {
+				return 14 * time.Second
+			}
+			return 0
+		}
+		b.create("default", "r1", map[string]any{"vmId": "a", "idleTimeoutSeconds": 20, "idlePolicy": "pause"})
+		b.untilEvent(10*time.Second, "default", "a", "ready")
+		time.Sleep(22 * time.Second) // the pause is out
+		b.request("default", "sandbox", events.Act, events.CommandType(events.Act), "2", map[string]any{"vmId": "a", "actions": []any{map[string]any{"type": "cursor"}}})
+		b.untilEvent(5*time.Second, "default", "a", "finished")
+		b.untilEvent(20*time.Second, "default", "a", "paused")
+		if b.vm("a").PausedAt == nil {
+			t.Error("the record does not know that it is paused")
+		}
+	})
+}
+
+// A burst of refusals from one incident sets a server aside once.
+func TestBurstOfRefusals(t *testing.T) {
+	run(t, func(t *testing.T, b *bundle) {
+		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 50})
+		defer w.stop()
+		b.untilEvent(3*time.Second, "_", "ax102-01", "healthy")
+		var mended atomic.Bool
+		w.mu.Lock()
+		w.code = events.CodeUnavailable
+		w.answer = func(v events.Verb, _ string) computer.Outcome {
+			if v == events.Create && !mended.Load() {
+				return computer.Rejected
+			}
+			return computer.OK
+		}
+		w.mu.Unlock()
+		for i := range 20 {
+			b.create("default", fmt.Sprint(i), map[string]any{"vmId": fmt.Sprint("vm-", i)})
+		}
+		time.Sleep(time.Second)
+		mended.Store(true)
+		b.until(30*time.Second, "all ready", func() bool { return len(b.events("event.default.*.ready")) == 20 })
 	})
 }
 

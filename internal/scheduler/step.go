@@ -402,7 +402,9 @@ func (t *term) requeue(ctx context.Context, rec kv.Placement, code, message stri
 		p.ServerID, p.Fence, p.Attempt, p.ReservedAt = "", 0, "", nil
 		return nil
 	})
-	t.refusedBy(rec.ServerID, code)
+	if err == nil {
+		t.refusedBy(rec.ServerID, code, *rec.ReservedAt)
+	}
 	t.log.Info("refused; queued again", "vm", rec.VMID, "server", rec.ServerID, "code", code, "message", message)
 	return err
 }
@@ -412,7 +414,8 @@ func (t *term) requeue(ctx context.Context, rec kv.Placement, code, message stri
 // works: it is set aside for a while, which is to say that it counts as
 // degraded: it gets one create at a time, where no other server fits. A create
 // that succeeds clears it.
-func (t *term) refusedBy(server, code string) {
+// What was reserved before it was set aside last counts for that, and no more.
+func (t *term) refusedBy(server, code string, reserved time.Time) {
 	switch code {
 	case events.CodeFull, events.CodeUnavailable, events.CodeUnconfirmed, events.CodeBusy:
 	default:
@@ -421,14 +424,15 @@ func (t *term) refusedBy(server, code string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.servers[server]
-	if s == nil {
+	if s == nil || reserved.Before(s.asideAt) {
 		return
 	}
 	if s.refusals++; s.refusals < asideAfter {
 		return
 	}
 	d := min(asideFor<<min(s.refusals-asideAfter, 8), asideMax)
-	s.aside = time.Now().Add(d)
+	s.asideAt = time.Now()
+	s.aside = s.asideAt.Add(d)
 	t.refresh(server)
 	t.log.Warn("the server refuses what fits its record; set aside", "server", server, "refusals", s.refusals, "code", code, "for", d)
 }

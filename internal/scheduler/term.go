@@ -140,7 +140,9 @@ func (t *term) lead(ctx context.Context) error {
 		s.health = s.health.handedOver(now, t.views[id])
 		t.refresh(id)
 	}
-	for _, v := range t.vms { // all that wait, before the first of them is placed: their order holds
+	for vm, v := range t.vms {
+		t.queue.add(vm)
+		// All that wait, before the first of them is placed: their order holds.
 		if v.rec.Phase == kv.Queued && now.Before(v.rec.Deadline) {
 			t.waiting.add(v.rec)
 		}

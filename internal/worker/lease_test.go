@@ -243,6 +243,43 @@ func TestProviderDoesNotOpen(t *testing.T) {
 	})
 }
 
+// A worker that cannot open what its peer serves well does not take it away: it
+// asks for servers, fails with one after the other, and leaves them.
+func TestFailingWorkerLeavesServers(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		servers := []string{"ax102-01", "ax102-02", "ax102-03", "ax102-04", "ax102-05", "ax102-06"}
+		w.start("w1", servers...)
+		served := func() (n int) {
+			for _, s := range servers {
+				if h, ok := w.beat(s); ok && h.Worker == "w1" && h.Synced && h.Probe == "" {
+					n++
+				}
+			}
+			return n
+		}
+		w.until("all are served", 20*time.Second, func() bool { return served() == len(servers) })
+		opts := Options{Name: "w2"}
+		for _, s := range servers {
+			opts.Servers = append(opts.Servers, Server{ID: s, Config: kv.ServerConfig{MaxContainers: 10},
+				Open: func(context.Context) (providers.Provider, error) { return nil, errors.New("401: wrong key") }})
+		}
+		w.startWith(opts)
+		unserved := 0
+		for range 30 * 60 / 5 {
+			time.Sleep(5 * time.Second)
+			unserved += len(servers) - served()
+		}
+		// Half an hour of six servers is 2,160 looks. Each try costs 30 s of one
+		// server, and there are fewer and fewer.
+		if unserved > 300 {
+			t.Errorf("%d of 2160 looks found a server unserved", unserved)
+		}
+		if n := served(); n < len(servers)-1 {
+			t.Errorf("%d are served at the end", n)
+		}
+	})
+}
+
 // Bad options are all named at once.
 func TestNewNamesEveryFault(t *testing.T) {
 	open := func(context.Context) (providers.Provider, error) {

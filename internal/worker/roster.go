@@ -34,6 +34,7 @@ const (
 	surplusTime  = time.Second            // that a free server is left to peers that have fewer
 	surplusUnit  = 250 * time.Millisecond // and for each server more than theirs
 	surplusMax   = 2500 * time.Millisecond
+	failedMax    = surplusMax + time.Second // that it is left to peers by one that could not serve it
 )
 
 // presence is LEASES `worker.<name>`: what a worker tells its peers. It decides
@@ -178,6 +179,16 @@ func (r *roster) keep(server string) {
 	}
 }
 
+// fail notes that a server could not be served although its lease was held: for
+// want of a key or a way to it, perhaps. Its lease is left to peers first, and
+// none is told that this worker could serve it, until it has rested.
+func (r *roster) fail(server string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.tire(server, time.Now())
+	r.change()
+}
+
 // tire lets something rest. The caller holds r.mu.
 func (r *roster) tire(what string, now time.Time) {
 	t := r.rests[what]
@@ -223,6 +234,9 @@ func (r *roster) patience(server string, t *ticket, now time.Time) (d time.Durat
 		if n := len(p.Holds); slices.Contains(p.Serves, server) && (least < 0 || n < least) {
 			least = n
 		}
+	}
+	if least >= 0 && r.resting(server, now) {
+		return failedMax, false
 	}
 	surplus := len(r.held) + slices.Index(r.turns, t) - least
 	if least < 0 || surplus <= 0 {
@@ -395,7 +409,9 @@ func (r *roster) announcement() (p presence, greet bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	greet, r.greet = r.greet, false
-	return presence{Worker: r.me, Serves: r.serves, Holds: slices.Sorted(maps.Keys(r.held)), Asks: r.asks, Gives: r.gives}, greet
+	now := time.Now()
+	serves := slices.DeleteFunc(slices.Clone(r.serves), func(s string) bool { return r.held[s] == nil && r.resting(s, now) })
+	return presence{Worker: r.me, Serves: serves, Holds: slices.Sorted(maps.Keys(r.held)), Asks: r.asks, Gives: r.gives}, greet
 }
 
 // Keys and subjects of what workers tell each other.
@@ -486,7 +502,7 @@ func (w *Worker) meet(ctx, alive context.Context, leases jetstream.KeyValue) {
 			} else if failures++; failures == 1 && ctx.Err() == nil {
 				w.opts.Log.Warn("peers do not hear of this worker", "err", err)
 			}
-			due = now.Add(min(helloEvery*9/10+rand.N(helloEvery/5)<<min(failures, 8), helloSeldom))
+			due = now.Add(min((helloEvery*9/10+rand.N(helloEvery/5))<<min(failures, 8), helloSeldom))
 		}
 		timer := time.NewTimer(time.Until(due))
 		select {

@@ -270,6 +270,9 @@ func (w *Worker) tenure(ctx, alive context.Context, s Server, h *handles, log *s
 	if stop() {
 		handed, err = t.run(ctx, held)
 	}
+	if err != nil && !handed && ctx.Err() == nil && alive.Err() == nil && !errors.Is(context.Cause(held), kv.ErrLeaseLost) {
+		w.roster.fail(s.ID)
+	}
 	cancel(errStopping)
 	release, done := context.WithTimeout(alive, lingerTime)
 	defer done()
