@@ -118,7 +118,7 @@ func streamsTable() []byte {
 		if c.Durable == "<server>" {
 			pending = fmt.Sprintf("%d, or 2 × %d × maxContainers where that is more", c.MaxAckPending, bus.BacklogPerSandbox)
 		}
-		fmt.Fprintf(&b, "| `%s` | `%s` | %s | %s | %s | %s |\n", c.Stream, c.Durable, code(c.FilterSubjects), duration(c.AckWait), pending, c.Description)
+		fmt.Fprintf(&b, "| `%s` | `%s` | %s | %s | %s | %s |\n", c.Stream, c.Durable, filters(c.FilterSubjects), duration(c.AckWait), pending, c.Description)
 	}
 	b.WriteString("\nNobody else needs a durable: readers of `EVENTS`, `RESULTS` and `LOOPS` use ordered (ephemeral) consumers.\n")
 	return b.Bytes()
@@ -131,4 +131,12 @@ func duration(d time.Duration) string {
 		return fmt.Sprintf("%d d", d/(24*time.Hour))
 	}
 	return fmt.Sprintf("%g s", d.Seconds())
+}
+
+// filters shows what a consumer hears.
+func filters(subjects []string) string {
+	if len(subjects) == 0 {
+		return "all"
+	}
+	return code(subjects)
 }

@@ -40,7 +40,7 @@ func placementDurable(ctx context.Context, opts options, print func(figure)) err
 			if !wanted {
 				continue
 			}
-			n := int(3000 * opts.seconds)
+			n := int(6000 * opts.seconds) // the first second or so is warming up
 			if sync {
 				n /= 5
 			}
