@@ -421,7 +421,7 @@ func TestLookingWaitsForInput(t *testing.T) {
 		if err := syscall.Kill(-group, syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		defer time.AfterFunc(lookWithin/2, func() {
+		defer time.AfterFunc(lookWithin/10, func() {
 			if err := syscall.Kill(-group, syscall.SIGCONT); err != nil {
 				t.Error(err)
 			}
