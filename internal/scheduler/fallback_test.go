@@ -29,6 +29,7 @@ func TestFallback(t *testing.T) {
 			workers[s.Kind] = b.worker(s.ID, s.Config)
 			defer workers[s.Kind].stop()
 		}
+		b.until(10*time.Second, "all healthy", func() bool { return len(b.events("event._.*.healthy")) == len(servers) })
 		place := func(vm string, requires ...string) string {
 			t.Helper()
 			b.create("default", "r-"+vm, map[string]any{"vmId": vm, "requires": requires, "queueTimeoutSeconds": 600})
