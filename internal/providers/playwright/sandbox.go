@@ -86,8 +86,8 @@ func (s *sandbox) bury(why error) {
 		s.p.log.Warn("sandbox lost", "vm", vm, "reason", why)
 	}
 	go func() { // Provider.Close waits for it: see forget and buried
+		defer close(s.gone) // last: who waited for it finds its place free
 		defer s.p.buried(s)
-		defer close(s.gone)
 		if err := s.proc.kill(context.Background()); err != nil {
 			s.p.log.Error("browser does not end", "vm", vm, "pid", s.proc.pid, "error", err)
 		}
