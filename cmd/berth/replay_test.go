@@ -197,13 +197,18 @@ func TestReplayStepsInATerminal(t *testing.T) {
 	}
 	var mu sync.Mutex
 	var shown bytes.Buffer
-	go func() { // ends with the terminal
+	more := make(chan struct{}, 1) // the terminal has shown something
+	go func() {                    // ends with the terminal
 		buf := make([]byte, 4096)
 		for {
 			n, err := master.Read(buf)
 			mu.Lock()
 			shown.Write(buf[:n])
 			mu.Unlock()
+			select {
+			case more <- struct{}{}:
+			default:
+			}
 			if err != nil {
 				return
 			}
@@ -225,7 +230,8 @@ func TestReplayStepsInATerminal(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		deadline := time.Now().Add(30 * time.Second)
+		deadline := time.NewTimer(30 * time.Second)
+		defer deadline.Stop()
 		for {
 			mu.Lock()
 			text := shown.String()
@@ -239,10 +245,11 @@ func TestReplayStepsInATerminal(t *testing.T) {
 			if missing == "" {
 				return text
 			}
-			if time.Now().After(deadline) {
+			select {
+			case <-more:
+			case <-deadline.C:
 				t.Fatalf("after %q it does not show %q:\n%q\n%s", key, missing, text, errs.String())
 			}
-			time.Sleep(10 * time.Millisecond) // a bounded poll of a terminal, which has no event
 		}
 	}
 	first := expect("", "turn 1 of 2", "click 100,200", "turn the wheel", "the gate is shut", "FRAMES v/first", "tokens: 70 in, 7 out")

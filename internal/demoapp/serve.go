@@ -47,7 +47,7 @@ func Serve(ctx context.Context, addr string) (url string, wait func() error, err
 		defer close(stopped)
 		select {
 		case result = <-served: // the listener broke
-			_ = srv.Close()
+			_ = srv.Close() // ends what is open; why it broke is the error that counts
 			return
 		case <-ctx.Done():
 		}
