@@ -13,11 +13,11 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"berth/internal/providers"
+	"berth/internal/providers/httpapi"
 )
 
 // What E2B may answer at most, in bytes.
@@ -25,9 +25,6 @@ const (
 	maxAnswer  = 8 << 20
 	maxProblem = 64 << 10
 )
-
-// maxRetryAfter bounds what a 429 may ask for.
-const maxRetryAfter = 5 * time.Minute
 
 // errClosed is what calls of a closed provider end with.
 var errClosed = fmt.Errorf("the provider is closed: %w", providers.ErrUnavailable)
@@ -108,34 +105,20 @@ func (c *client) rest(ctx context.Context, in call) (http.Header, []byte, error)
 	req.Header.Set("Accept", "application/json")
 	resp, err := c.transport.RoundTrip(req) // a Client would follow redirects and send the key along
 	if err != nil {
-		return nil, nil, fault(bound, err)
+		return nil, nil, httpapi.Fault(bound, err)
 	}
 	limit := int64(maxAnswer)
 	if !slices.Contains(in.want, resp.StatusCode) {
 		limit = maxProblem
 	}
-	raw, err := readAll(resp, limit)
+	raw, err := httpapi.ReadAll(resp, limit)
 	switch {
-	case !slices.Contains(in.want, resp.StatusCode) && (err == nil || errors.Is(err, errTooLong)):
+	case !slices.Contains(in.want, resp.StatusCode) && (err == nil || errors.Is(err, httpapi.ErrTooLong)):
 		return nil, nil, problem(resp, raw)
 	case err != nil:
-		return nil, nil, fault(bound, err)
+		return nil, nil, httpapi.Fault(bound, err)
 	}
 	return resp.Header, raw, nil
-}
-
-var errTooLong = errors.New("the answer is too long")
-
-// readAll reads a body of at most limit bytes and closes it.
-func readAll(resp *http.Response, limit int64) ([]byte, error) {
-	raw, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
-	if closeErr := resp.Body.Close(); err == nil && closeErr != nil {
-		err = closeErr
-	}
-	if err == nil && int64(len(raw)) > limit {
-		return raw[:limit], errTooLong
-	}
-	return raw, err
 }
 
 func request(ctx context.Context, method string, to *url.URL, body any) (*http.Request, error) {
@@ -162,18 +145,6 @@ func request(ctx context.Context, method string, to *url.URL, body any) (*http.R
 	return req, nil
 }
 
-// fault explains an error of the network. What the caller ended is the caller's.
-func fault(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	var timeout net.Error
-	if errors.As(err, &timeout) && timeout.Timeout() {
-		return fmt.Errorf("%w: %w", err, providers.ErrTimeout)
-	}
-	return fmt.Errorf("%w: %w", err, providers.ErrUnavailable)
-}
-
 // problem turns an answer of the API that is no success into an error.
 func problem(resp *http.Response, raw []byte) error {
 	var body struct {
@@ -196,7 +167,7 @@ func problem(resp *http.Response, raw []byte) error {
 		if described && strings.Contains(strings.ToLower(body.Message), "concurrent") {
 			return say(providers.ErrFull)
 		}
-		return &providers.RateLimitError{RetryAfter: retryAfter(resp.Header.Get("Retry-After"))}
+		return &providers.RateLimitError{RetryAfter: httpapi.RetryAfter(resp.Header.Get("Retry-After"))}
 	case status >= 300 && status < 400:
 		return fmt.Errorf("it redirects elsewhere (status %d), which is not followed: %w", status, providers.ErrUnavailable)
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
@@ -219,24 +190,4 @@ func problem(resp *http.Response, raw []byte) error {
 		return say(providers.ErrTimeout)
 	}
 	return say(providers.ErrUnavailable)
-}
-
-// retryAfter reads seconds or a date (RFC 9110, 10.2.3).
-func retryAfter(text string) time.Duration {
-	d := time.Second
-	if n, err := strconv.Atoi(text); err == nil {
-		d = time.Duration(min(max(n, 0), int(maxRetryAfter/time.Second))) * time.Second
-	} else if at, err := http.ParseTime(text); err == nil {
-		d = time.Until(at)
-	}
-	return min(max(d, 0), maxRetryAfter)
-}
-
-// decode reads an answer of JSON. Fields that it does not know are a newer
-// version's.
-func decode(raw []byte, into any) error {
-	if err := json.Unmarshal(raw, into); err != nil {
-		return fmt.Errorf("the answer is not what the API describes: %w: %w", err, providers.ErrUnavailable)
-	}
-	return nil
 }

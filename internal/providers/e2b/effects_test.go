@@ -16,6 +16,7 @@ import (
 
 	"berth/internal/computer"
 	"berth/internal/providers"
+	"berth/internal/providers/httpapi"
 )
 
 // bench is a sandbox of a test, in which real X11 programs record what reaches
@@ -398,7 +399,7 @@ func TestPrograms(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			body, err := readAll(resp, 1<<20)
+			body, err := httpapi.ReadAll(resp, 1<<20)
 			if err != nil || resp.StatusCode != http.StatusOK || !bytes.Contains(body, []byte("noVNC")) {
 				t.Errorf("%d %v", resp.StatusCode, err)
 			}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"berth/internal/providers"
+	"berth/internal/providers/httpapi"
 )
 
 // envdPort is where a sandbox's envd listens.
@@ -126,7 +127,7 @@ func (c *client) start(ctx context.Context, at place, p process, output func([]b
 	}
 	defer func() {
 		if closeErr := resp.Body.Close(); err == nil && closeErr != nil {
-			err = fault(quiet, closeErr)
+			err = httpapi.Fault(quiet, closeErr)
 		}
 	}()
 	body, total, over := bufio.NewReaderSize(resp.Body, 64<<10), 0, false
@@ -136,13 +137,13 @@ func (c *client) start(ctx context.Context, at place, p process, output func([]b
 		case err != nil && (over && errors.Is(err, io.EOF)):
 			return end, started, nil
 		case err != nil:
-			return end, started, fault(quiet, err)
+			return end, started, httpapi.Fault(quiet, err)
 		case flags&0x02 != 0:
 			return end, started, endOf(raw, over)
 		}
 		timer.Reset(silence)
 		var m startResponse
-		if err := decode(raw, &m); err != nil {
+		if err := httpapi.Decode(raw, &m); err != nil {
 			return end, started, err
 		}
 		switch e := m.Event; {
@@ -171,7 +172,7 @@ func endOf(raw []byte, over bool) error {
 			Message string `json:"message"`
 		} `json:"error"`
 	}
-	if err := decode(raw, &m); err != nil {
+	if err := httpapi.Decode(raw, &m); err != nil {
 		return err
 	}
 	switch {
@@ -235,14 +236,14 @@ func (c *client) envd(ctx context.Context, at place, path string, body []byte, h
 	}
 	resp, err := c.transport.RoundTrip(req)
 	if err != nil {
-		return nil, fault(ctx, err)
+		return nil, httpapi.Fault(ctx, err)
 	}
 	if resp.StatusCode == http.StatusOK {
 		return resp, nil
 	}
-	raw, err := readAll(resp, maxProblem)
-	if err != nil && !errors.Is(err, errTooLong) {
-		return nil, fault(ctx, err)
+	raw, err := httpapi.ReadAll(resp, maxProblem)
+	if err != nil && !errors.Is(err, httpapi.ErrTooLong) {
+		return nil, httpapi.Fault(ctx, err)
 	}
 	return nil, sandboxProblem(resp.StatusCode, resp.Header, raw)
 }
@@ -259,12 +260,12 @@ func (c *client) alive(ctx context.Context, at place) error {
 	req.Header.Set("E2b-Sandbox-Port", strconv.Itoa(envdPort))
 	resp, err := c.transport.RoundTrip(req)
 	if err != nil {
-		return fault(bound, err)
+		return httpapi.Fault(bound, err)
 	}
-	raw, err := readAll(resp, maxProblem)
+	raw, err := httpapi.ReadAll(resp, maxProblem)
 	switch {
-	case err != nil && !errors.Is(err, errTooLong):
-		return fault(bound, err)
+	case err != nil && !errors.Is(err, httpapi.ErrTooLong):
+		return httpapi.Fault(bound, err)
 	case resp.StatusCode == http.StatusNoContent:
 		return nil
 	}
@@ -281,7 +282,7 @@ func sandboxProblem(status int, header http.Header, raw []byte) error {
 	described := json.Unmarshal(raw, &body) == nil && body.Message != ""
 	switch {
 	case status == http.StatusTooManyRequests:
-		return &providers.RateLimitError{RetryAfter: retryAfter(header.Get("Retry-After"))}
+		return &providers.RateLimitError{RetryAfter: httpapi.RetryAfter(header.Get("Retry-After"))}
 	case status == http.StatusBadGateway && described && body.Port != 0:
 		return fmt.Errorf("the sandbox runs, and nothing listens on its port %d: %w", body.Port, providers.ErrUnavailable)
 	case status == http.StatusBadGateway && described:

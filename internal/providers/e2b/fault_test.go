@@ -19,6 +19,7 @@ import (
 
 	"berth/internal/computer"
 	"berth/internal/providers"
+	"berth/internal/providers/httpapi"
 )
 
 const testToken = "token-hunter2"
@@ -318,8 +319,8 @@ func TestTooMany(t *testing.T) {
 	t.Parallel()
 	s := newStub(t)
 	for header, want := range map[string]time.Duration{
-		"7": 7 * time.Second, "": time.Second, "soon": time.Second, "-3": 0, "999999": maxRetryAfter,
-		time.Now().Add(time.Hour).UTC().Format(http.TimeFormat): maxRetryAfter, "Mon, 02 Jan 2006 15:04:05 GMT": 0,
+		"7": 7 * time.Second, "": time.Second, "soon": time.Second, "-3": 0, "999999": httpapi.MaxRetryAfter,
+		time.Now().Add(time.Hour).UTC().Format(http.TimeFormat): httpapi.MaxRetryAfter, "Mon, 02 Jan 2006 15:04:05 GMT": 0,
 	} {
 		s.set(func(w http.ResponseWriter, _ *http.Request) {
 			if header != "" {

@@ -18,6 +18,7 @@ import (
 
 	"berth/internal/computer"
 	"berth/internal/providers"
+	"berth/internal/providers/httpapi"
 )
 
 var vmID = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
@@ -141,7 +142,7 @@ func (p *Provider) page(ctx context.Context, q url.Values) (page []listed, next 
 	if err != nil {
 		return nil, "", err
 	}
-	if err := decode(raw, &page); err != nil {
+	if err := httpapi.Decode(raw, &page); err != nil {
 		return nil, "", err
 	}
 	if page == nil { // null
@@ -257,7 +258,7 @@ func (p *Provider) domain(said string) string {
 func (p *Provider) detail(ctx context.Context, id string) (d listed, err error) {
 	_, raw, err := p.client.do(ctx, call{method: http.MethodGet, path: []string{"sandboxes", id}, want: []int{http.StatusOK}, within: lookWithin})
 	if err == nil {
-		err = decode(raw, &d)
+		err = httpapi.Decode(raw, &d)
 	}
 	if err == nil && d.SandboxID != id {
 		err = fmt.Errorf("GET /sandboxes/%s: another sandbox: %w", id, providers.ErrUnavailable)
@@ -548,7 +549,7 @@ func (p *Provider) post(ctx context.Context, spec providers.Spec) (place, error)
 		return place{}, err
 	}
 	var d listed
-	if err := decode(raw, &d); err != nil {
+	if err := httpapi.Decode(raw, &d); err != nil {
 		return place{}, err
 	}
 	if !safeID(d.SandboxID) {

@@ -12,11 +12,11 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 	"time"
 
 	"berth/internal/providers"
+	"berth/internal/providers/httpapi"
 )
 
 // What a server may answer at most, in bytes.
@@ -26,9 +26,6 @@ const (
 	maxPictures = 64 << 20 // of a batch, in base64
 	maxProblem  = 64 << 10
 )
-
-// maxRetryAfter bounds what a 429 may ask for.
-const maxRetryAfter = 5 * time.Minute
 
 // errClosed is what calls of a closed provider end with.
 var errClosed = fmt.Errorf("the provider is closed: %w", providers.ErrUnavailable)
@@ -100,23 +97,21 @@ func (c *client) send(ctx context.Context, in call) (http.Header, []byte, error)
 	}
 	resp, err := c.transport.RoundTrip(req) // a Client would follow redirects and send the key along
 	if err != nil {
-		return nil, nil, fault(bound, err)
+		return nil, nil, httpapi.Fault(bound, err)
 	}
 	limit := in.limit
 	if resp.StatusCode != in.want {
 		limit = maxProblem
 	}
-	raw, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
-	if closeErr := resp.Body.Close(); err == nil && closeErr != nil {
-		err = closeErr
-	}
+	raw, err := httpapi.ReadAll(resp, limit)
+	long := errors.Is(err, httpapi.ErrTooLong)
 	switch {
-	case err != nil:
-		return nil, nil, fault(bound, err)
-	case resp.StatusCode != in.want:
+	case resp.StatusCode != in.want && (err == nil || long):
 		return nil, nil, problem(resp, raw)
-	case int64(len(raw)) > limit:
+	case long:
 		return nil, nil, fmt.Errorf("the answer has more than %d bytes: %w", limit, providers.ErrUnavailable)
+	case err != nil:
+		return nil, nil, httpapi.Fault(bound, err)
 	}
 	return resp.Header, raw, nil
 }
@@ -149,18 +144,6 @@ func (c *client) request(ctx context.Context, in call) (*http.Request, error) {
 	return req, nil
 }
 
-// fault explains an error of the network. What the caller ended is the caller's.
-func fault(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	var timeout net.Error
-	if errors.As(err, &timeout) && timeout.Timeout() {
-		return fmt.Errorf("%w: %w", err, providers.ErrTimeout)
-	}
-	return fmt.Errorf("%w: %w", err, providers.ErrUnavailable)
-}
-
 // problem turns an answer that is no success into an error.
 func problem(resp *http.Response, raw []byte) error {
 	var body struct {
@@ -178,7 +161,7 @@ func problem(resp *http.Response, raw []byte) error {
 	}
 	switch {
 	case status == http.StatusTooManyRequests:
-		return &providers.RateLimitError{RetryAfter: retryAfter(resp.Header.Get("Retry-After"))}
+		return &providers.RateLimitError{RetryAfter: httpapi.RetryAfter(resp.Header.Get("Retry-After"))}
 	case status >= 300 && status < 400:
 		return fmt.Errorf("it redirects elsewhere (status %d), which is not followed: %w", status, providers.ErrUnavailable)
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
@@ -208,24 +191,4 @@ func problem(resp *http.Response, raw []byte) error {
 		return say(providers.ErrTimeout)
 	}
 	return say(providers.ErrUnavailable)
-}
-
-// retryAfter reads seconds or a date (RFC 9110, 10.2.3).
-func retryAfter(text string) time.Duration {
-	d := time.Second
-	if n, err := strconv.Atoi(text); err == nil {
-		d = time.Duration(min(max(n, 0), int(maxRetryAfter/time.Second))) * time.Second
-	} else if at, err := http.ParseTime(text); err == nil {
-		d = time.Until(at)
-	}
-	return min(max(d, 0), maxRetryAfter)
-}
-
-// decode reads an answer of JSON. Fields that it does not know are a newer
-// server's.
-func decode(raw []byte, into any) error {
-	if err := json.Unmarshal(raw, into); err != nil {
-		return fmt.Errorf("the answer is not what the API describes: %w: %w", err, providers.ErrUnavailable)
-	}
-	return nil
 }

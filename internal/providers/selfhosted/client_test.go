@@ -20,6 +20,7 @@ import (
 	"berth/api"
 	"berth/internal/computer"
 	"berth/internal/providers"
+	"berth/internal/providers/httpapi"
 )
 
 // stub is a server that answers as a test says, and a provider on it.
@@ -158,8 +159,8 @@ func TestRateLimit(t *testing.T) {
 	t.Parallel()
 	s := newStub(t)
 	for header, want := range map[string]time.Duration{
-		"7": 7 * time.Second, "": time.Second, "soon": time.Second, "-3": 0, "999999": maxRetryAfter,
-		time.Now().Add(time.Hour).UTC().Format(http.TimeFormat): maxRetryAfter, "Mon, 02 Jan 2006 15:04:05 GMT": 0,
+		"7": 7 * time.Second, "": time.Second, "soon": time.Second, "-3": 0, "999999": httpapi.MaxRetryAfter,
+		time.Now().Add(time.Hour).UTC().Format(http.TimeFormat): httpapi.MaxRetryAfter, "Mon, 02 Jan 2006 15:04:05 GMT": 0,
 	} {
 		s.set(func(w http.ResponseWriter, _ *http.Request) {
 			if header != "" {

@@ -18,6 +18,7 @@ import (
 
 	"berth/internal/computer"
 	"berth/internal/providers"
+	"berth/internal/providers/httpapi"
 )
 
 // answered is one action's result as the server answers it.
@@ -73,7 +74,7 @@ func (p *Provider) Execute(ctx context.Context, batch providers.Batch) ([]provid
 	var body struct {
 		Actions []answered `json:"actions"`
 	}
-	if err := decode(raw, &body); err != nil {
+	if err := httpapi.Decode(raw, &body); err != nil {
 		return nil, err
 	}
 	if len(body.Actions) != len(actions) {
@@ -175,7 +176,7 @@ func (p *Provider) Recall(ctx context.Context, vm, key string) (providers.Recoll
 		State   string     `json:"state"`
 		Actions []answered `json:"actions"`
 	}
-	if err := decode(raw, &body); err != nil {
+	if err := httpapi.Decode(raw, &body); err != nil {
 		return providers.Recollection{}, err
 	}
 	switch body.State {

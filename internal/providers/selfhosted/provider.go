@@ -18,6 +18,7 @@ import (
 	"berth/api"
 	"berth/internal/computer"
 	"berth/internal/providers"
+	"berth/internal/providers/httpapi"
 )
 
 // How long a server has for a call, beside what the caller's ctx allows.
@@ -90,7 +91,7 @@ func New(ctx context.Context, opts Options) (*Provider, error) {
 	}
 	_, raw, err := p.client.do(ctx, call{method: http.MethodGet, path: []string{"capacity"}, want: http.StatusOK, limit: maxAnswer, within: lookWithin})
 	if err == nil {
-		err = decode(raw, &capacity)
+		err = httpapi.Decode(raw, &capacity)
 	}
 	if err == nil && (capacity.MaxContainers < 1 || len(capacity.Capabilities) == 0) {
 		err = fmt.Errorf("GET /capacity: neither room nor capabilities: %w", providers.ErrUnavailable)
@@ -129,7 +130,7 @@ func (p *Provider) Health(ctx context.Context) (providers.Health, error) {
 		Status string `json:"status"`
 		BootID string `json:"bootId"`
 	}
-	if err := decode(raw, &body); err != nil {
+	if err := httpapi.Decode(raw, &body); err != nil {
 		return providers.Health{}, err
 	}
 	if body.BootID == "" || body.Status != "ok" && body.Status != "draining" {
@@ -246,7 +247,7 @@ func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.
 
 func (p *Provider) one(raw []byte) (providers.Sandbox, error) {
 	var d detail
-	if err := decode(raw, &d); err != nil {
+	if err := httpapi.Decode(raw, &d); err != nil {
 		return providers.Sandbox{}, err
 	}
 	return p.sandbox(d)
@@ -279,7 +280,7 @@ func (p *Provider) List(ctx context.Context) ([]providers.Sandbox, error) {
 		return nil, err
 	}
 	var list []detail
-	if err := decode(raw, &list); err != nil {
+	if err := httpapi.Decode(raw, &list); err != nil {
 		return nil, err
 	}
 	if list == nil { // null
@@ -344,7 +345,7 @@ func (p *Provider) Snapshot(ctx context.Context, vm string) (string, error) {
 	var body struct {
 		SnapshotID string `json:"snapshotID"`
 	}
-	if err := decode(raw, &body); err != nil {
+	if err := httpapi.Decode(raw, &body); err != nil {
 		return "", err
 	}
 	if !vmID.MatchString(body.SnapshotID) {
