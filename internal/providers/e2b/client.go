@@ -103,7 +103,7 @@ func (c *client) rest(ctx context.Context, in call) (http.Header, []byte, error)
 	}
 	req.Header.Set("X-API-Key", c.key)
 	req.Header.Set("Accept", "application/json")
-	resp, err := c.transport.RoundTrip(req) // a Client would follow redirects and send the key along
+	resp, err := c.transport.RoundTrip(req) //nolint:bodyclose // ReadAll closes it. A Client would follow redirects and send the key along
 	if err != nil {
 		return nil, nil, httpapi.Fault(bound, err)
 	}

@@ -258,7 +258,7 @@ func (c *client) alive(ctx context.Context, at place) error {
 	}
 	req.Header.Set("E2b-Sandbox-Id", at.id)
 	req.Header.Set("E2b-Sandbox-Port", strconv.Itoa(envdPort))
-	resp, err := c.transport.RoundTrip(req)
+	resp, err := c.transport.RoundTrip(req) //nolint:bodyclose // ReadAll closes it
 	if err != nil {
 		return httpapi.Fault(bound, err)
 	}

@@ -95,7 +95,7 @@ func (c *client) send(ctx context.Context, in call) (http.Header, []byte, error)
 	if err != nil {
 		return nil, nil, err
 	}
-	resp, err := c.transport.RoundTrip(req) // a Client would follow redirects and send the key along
+	resp, err := c.transport.RoundTrip(req) //nolint:bodyclose // ReadAll closes it. A Client would follow redirects and send the key along
 	if err != nil {
 		return nil, nil, httpapi.Fault(bound, err)
 	}
