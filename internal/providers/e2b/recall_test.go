@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -193,6 +196,32 @@ func (c *cable) cut() {
 		}
 	}
 	c.conns = nil
+}
+
+// TestRecallAsABatchEnds: a batch that ends between the looks of a recall has
+// ended well; it did not die.
+func TestRecallAsABatchEnds(t *testing.T) {
+	t.Parallel()
+	base := t.TempDir()
+	dir := filepath.Join(base, "keys", "k")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"pid": "1\n", "log": "B 1\nS 0\nE 0 run 0 5 0 0\nF\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	functions, dispatch, ok := strings.Cut(script, "\n\"$verb\"")
+	if !ok {
+		t.Fatal("the script has no dispatch")
+	}
+	// The batch says that it is done and ends, just when it is looked for.
+	ends := functions + "\nalive() { : >\"$dir/done\"; return 1; }\n\"$verb\"" + dispatch
+	out, err := exec.Command("bash", "-c", ends, "berth", base, "recall", "k").CombinedOutput()
+	if line, _, _ := strings.Cut(string(out), "\n"); err != nil || line != "T done" {
+		t.Errorf("%v: %s", err, out)
+	}
 }
 
 // TestBrokenConnection: the connection breaks in the middle of a batch, and the

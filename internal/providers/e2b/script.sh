@@ -284,10 +284,10 @@ recall() {
 		echo "N"
 	elif [ -f "$dir/revoked" ]; then
 		echo "R"
-	elif [ -f "$dir/done" ]; then
-		[ -f "$dir/log" ] && { echo "T done"; cat "$dir/log"; } || echo "N"
-	elif alive || [ ! -f "$dir/pid" ]; then
+	elif [ ! -f "$dir/done" ] && { alive || [ ! -f "$dir/pid" ]; }; then
 		echo "T running"
+	elif [ -f "$dir/done" ]; then # also where it has just come: a batch says so before it ends
+		[ -f "$dir/log" ] && { echo "T done"; cat "$dir/log"; } || echo "N"
 	else
 		echo "T dead"
 		cat "$dir/log" 2>/dev/null
