@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -13,12 +12,13 @@ import (
 	"berth/internal/bus"
 	"berth/internal/events"
 	"berth/internal/natsd"
+	"berth/internal/virtualtime"
 )
 
 // Everything is made, comes out as defined, and making it again changes
 // nothing; all of it in virtual time.
 func TestEnsureMakesWhatCheckWants(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		srv, err := natsd.Start(natsd.Options{StoreDir: t.TempDir()})
 		if err != nil {
 			t.Fatal(err)
@@ -69,7 +69,7 @@ func TestRecordsAreReadFromTheLeader(t *testing.T) {
 // An announcement is stored once however often it is made, and a later life
 // of the same vm id is announced again.
 func TestAnnounceOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		srv, err := natsd.Start(natsd.Options{StoreDir: t.TempDir()})
 		if err != nil {
 			t.Fatal(err)

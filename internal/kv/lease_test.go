@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -18,6 +17,7 @@ import (
 	"berth/internal/bus"
 	"berth/internal/kv"
 	"berth/internal/natsd"
+	"berth/internal/virtualtime"
 )
 
 // world is one virtual-time NATS server with Berth's buckets.
@@ -152,7 +152,7 @@ func TestLeaseIsExclusive(t *testing.T) {
 			}), 1, 4).Draw(rt, "lives"))
 		}
 		l := &ledger{}
-		synctest.Test(t, func(t *testing.T) {
+		virtualtime.Test(t, func(t *testing.T) {
 			w := newWorld(t)
 			for i, lives := range contenders {
 				w.wg.Go(func() { w.contend(t.Context(), fmt.Sprint("c", i), ttl, lives, l) })
@@ -170,7 +170,7 @@ func TestLeaseIsExclusive(t *testing.T) {
 
 // Concurrent compare-and-set loops lose no update, whoever wins each round.
 func TestUpdateLosesNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		nc, js := w.connect()
 		defer nc.Close()
@@ -221,7 +221,7 @@ func TestUpdateLosesNothing(t *testing.T) {
 // A contender that is woken takes a released lease at once, also where it is
 // woken a moment before the release can be read.
 func TestWakeTakesAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		nc, js := w.connect()
 		defer nc.Close()

@@ -18,7 +18,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -30,6 +29,7 @@ import (
 	"berth/internal/looprunner"
 	"berth/internal/looprunner/script"
 	"berth/internal/natsd"
+	"berth/internal/virtualtime"
 )
 
 var quiet = slog.New(slog.DiscardHandler)
@@ -68,7 +68,7 @@ func bubble(t *testing.T, body func(g *rig)) {
 // bubbleWithout has no fake fleet.
 func bubbleWithout(t *testing.T, body func(g *rig)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		g := &rig{t: t, dir: t.TempDir()}
 		g.boot()
 		g.nc, g.js = g.connect("test")

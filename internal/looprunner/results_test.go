@@ -11,12 +11,13 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"berth/internal/natsd"
+	"berth/internal/virtualtime"
 )
 
 // While the bus does not answer, beginning to follow servers' results keeps
 // nobody from the runner's own books; loops of one server ask once.
 func TestResultsOfASilentBus(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		srv, err := natsd.Start(natsd.Options{StoreDir: t.TempDir()})
 		if err != nil {
 			t.Fatal(err)

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -18,6 +17,7 @@ import (
 	"berth/internal/kv"
 	"berth/internal/natsd/natsdtest"
 	"berth/internal/scheduler"
+	"berth/internal/virtualtime"
 )
 
 // The active scheduler dies, or is cut off, in the middle of a burst; another
@@ -26,7 +26,7 @@ import (
 // hashicorp/nomad#3035).
 func TestSuccessorFinishesTheBurst(t *testing.T) {
 	for _, how := range []string{"crash", "stop"} {
-		synctest.Test(t, func(t *testing.T) {
+		virtualtime.Test(t, func(t *testing.T) {
 			b := setup(t)
 			stop, crash := b.scheduler("s1")
 			w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 7})
@@ -70,7 +70,7 @@ func TestSuccessorFinishesTheBurst(t *testing.T) {
 // would still send to it goes to its successor. Healed, it stands by, and
 // nothing has happened twice.
 func TestSilentSchedulerKeepsNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		b := setup(t)
 		gate := natsdtest.New(func() nats.InProcessConnProvider { return b })
 		b.schedulerBy(gate, "s1")
@@ -105,7 +105,7 @@ func mustBeEmpty(t *testing.T, b *bundle) {
 
 // What the term before moved and could not announce, the next announces.
 func TestUnsaidIsSaid(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		b := setup(t)
 		stop, _ := b.scheduler("s1")
 		b.create("default", "r1", map[string]any{"vmId": "a", "role": "nobody"})
@@ -136,7 +136,7 @@ func TestUnsaidIsSaid(t *testing.T) {
 // happens afterwards (H11: nats-io/nats.go#1094,
 // openobserve#13594).
 func TestServerRestart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		b := setup(t)
 		b.scheduler("s1")
 		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 3})
@@ -251,7 +251,7 @@ func (b *bundle) usurper(name string, epoch uint64) {
 // checked).
 func TestManyActiveAtOnce(t *testing.T) {
 	for _, n := range []uint64{2, 4, 8} {
-		synctest.Test(t, func(t *testing.T) {
+		virtualtime.Test(t, func(t *testing.T) {
 			b := setup(t)
 			for i := range n {
 				b.usurper(fmt.Sprintf("s%d", i), i+1)

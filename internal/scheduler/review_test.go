@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -16,6 +15,7 @@ import (
 	"berth/internal/events"
 	"berth/internal/kv"
 	"berth/internal/scheduler"
+	"berth/internal/virtualtime"
 )
 
 // Requests about one sandbox are taken in in order: a kill right behind its
@@ -132,7 +132,7 @@ func TestBurstOfRefusals(t *testing.T) {
 // A person who looks at a sandbox uses it, also across a change of scheduler
 // (S11: agent-browser#1617).
 func TestViewersStopTheIdleClock(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		b := setup(t)
 		stop, _ := b.scheduler("s1")
 		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 5})
@@ -164,7 +164,7 @@ func TestViewersStopTheIdleClock(t *testing.T) {
 // begins anew with its resume; a sandbox that cannot be paused ends, as does one
 // that is not used after its resume and cannot be paused then.
 func TestIdlePolicyPause(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		b := setup(t)
 		stop, _ := b.scheduler("s1")
 		b.create("default", "r0", map[string]any{"vmId": "bad", "idlePolicy": "pause"})

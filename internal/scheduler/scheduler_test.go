@@ -8,13 +8,13 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"berth/internal/computer"
 	"berth/internal/events"
 	"berth/internal/kv"
 	"berth/internal/scheduler"
+	"berth/internal/virtualtime"
 )
 
 // run gives a test its bubble and a running scheduler. Bubbles with a NATS
@@ -22,7 +22,7 @@ import (
 // that belongs to the bubble of the first.
 func run(t *testing.T, f func(t *testing.T, b *bundle)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		b := setup(t)
 		b.scheduler("s1")
 		f(t, b)
@@ -504,7 +504,7 @@ func TestParkedAcrossCrashes(t *testing.T) {
 		parked = n
 	}
 	const blues = 20
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		b := setup(t)
 		_, crash := b.scheduler("s1")
 		w := b.worker("ax102-01", kv.ServerConfig{MaxContainers: 1})

@@ -3,13 +3,13 @@ package worker
 import (
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"berth/internal/computer"
 	"berth/internal/events"
 	"berth/internal/providers"
 	"berth/internal/providers/providertest"
+	"berth/internal/virtualtime"
 )
 
 // opened returns a breaker that has just opened.
@@ -25,7 +25,7 @@ func opened() *breaker {
 // half-open nor once it has closed; one call decides, and which fails or says
 // nothing leaves no breaker half-open for ever.
 func TestBreakerGenerations(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		b := newBreaker(server1, func() {})
 		is := func(when, want string) {
 			t.Helper()
@@ -83,7 +83,7 @@ func TestBreakerGenerations(t *testing.T) {
 
 // Calls that hang for longer than the window count all the same.
 func TestBreakerCountsTimeouts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		b := newBreaker(server1, func() {})
 		var calls []func(error)
 		for range breakerRow {

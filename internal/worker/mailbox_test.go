@@ -18,6 +18,7 @@ import (
 	"berth/internal/kv"
 	"berth/internal/providers"
 	"berth/internal/providers/providertest"
+	"berth/internal/virtualtime"
 )
 
 // A command that is published again, while it runs, while it waits and after
@@ -363,7 +364,7 @@ func TestLanes(t *testing.T) {
 // A pause that is taken back goes on in order: what ran and what waits behind it
 // is held, what else waited is dropped and put again.
 func TestLanesPauseAndResume(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		ran := map[bool][]uint64{} // by whether the sequence is even, as its lane
 		var mu sync.Mutex
 		times := map[uint64]time.Duration{1: 5 * time.Second, 2: time.Second}

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
@@ -16,6 +15,7 @@ import (
 	"berth/internal/events"
 	"berth/internal/kv"
 	"berth/internal/providers/providertest"
+	"berth/internal/virtualtime"
 )
 
 // step is one thing that happens in a random history.
@@ -93,7 +93,7 @@ func TestAnyHistory(t *testing.T) {
 		opts := providertest.FakeOptions{Recall: rapid.Bool().Draw(rt, "recall"), CheckFences: rapid.Bool().Draw(rt, "fences"), Detached: rapid.Bool().Draw(rt, "detached")}
 		steps := drawSteps(rt)
 		c := &collector{}
-		synctest.Test(t, func(t *testing.T) {
+		virtualtime.Test(t, func(t *testing.T) {
 			c.TB = t
 			w := newWorld(c, t.TempDir())
 			defer w.close()

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
@@ -15,6 +14,7 @@ import (
 	"berth/internal/computer"
 	"berth/internal/events"
 	"berth/internal/kv"
+	"berth/internal/virtualtime"
 )
 
 // serverIDs names n servers.
@@ -358,7 +358,7 @@ func TestRostersComeToRest(t *testing.T) {
 		}
 		lost := rapid.SliceOfN(rapid.IntRange(0, 3), 16, 16).Draw(rt, "lost")
 		var fault string
-		synctest.Test(t, func(t *testing.T) { fault = restless(registries, lost) })
+		virtualtime.Test(t, func(t *testing.T) { fault = restless(registries, lost) })
 		if fault != "" {
 			rt.Fatal(fault)
 		}
@@ -427,7 +427,7 @@ func restless(registries [][]string, lost []int) string {
 
 // How long a free server is left to peers.
 func TestPatience(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		r := newRoster("me", []string{"a-01", "b-01", "c-01", "d-01"}, 7*time.Second)
 		patience := func(server string) string {
 			d, other := r.patience(server, nil, time.Now())

@@ -25,6 +25,7 @@ import (
 	"berth/internal/natsd"
 	"berth/internal/providers"
 	"berth/internal/providers/providertest"
+	"berth/internal/virtualtime"
 )
 
 // server1 is the server of most tests.
@@ -53,7 +54,7 @@ type world struct {
 // bubble runs fn in virtual time with an own bus, and ends what fn leaves.
 func bubble(t *testing.T, fn func(t *testing.T, w *world)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		w := newWorld(t, t.TempDir())
 		defer w.close()
 		fn(t, w)

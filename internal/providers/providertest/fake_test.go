@@ -12,6 +12,7 @@ import (
 
 	"berth/internal/computer"
 	"berth/internal/providers"
+	"berth/internal/virtualtime"
 )
 
 func click(x, y int) computer.Action {
@@ -32,7 +33,7 @@ func mustCreate(t *testing.T, p providers.Provider, vm string, fence uint64) pro
 }
 
 func TestFakeVirtualTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		f := NewFake(FakeOptions{})
 		p := f.Provider()
 		f.Inject("Create", "", 1, Injection{Latency: 3 * time.Second})
@@ -84,7 +85,7 @@ func TestFakePicture(t *testing.T) {
 }
 
 func TestFakeKillFreesHungCall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		f := NewFake(FakeOptions{})
 		p := f.Provider()
 		mustCreate(t, p, "a", 1)
@@ -111,7 +112,7 @@ func TestFakeKillFreesHungCall(t *testing.T) {
 }
 
 func TestFakeKillDuringCreate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		f := NewFake(FakeOptions{Capacity: 1})
 		p := f.Provider()
 		f.Inject("Create", "a", 1, Injection{Hang: true})
@@ -138,7 +139,7 @@ func TestFakeKillDuringCreate(t *testing.T) {
 
 // A worker that crashes in mid-batch leaves the server, and a successor asks it.
 func TestFakeOutlivesClient(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		f := NewFake(FakeOptions{Recall: true, CheckFences: true, Detached: true})
 		defer f.Shutdown()
 		old, successor := f.Provider(), f.Provider()
@@ -174,7 +175,7 @@ func TestFakeOutlivesClient(t *testing.T) {
 }
 
 func TestFakeFaults(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	virtualtime.Test(t, func(t *testing.T) {
 		f := NewFake(FakeOptions{})
 		p := f.Provider()
 		mustCreate(t, p, "a", 1)
