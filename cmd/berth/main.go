@@ -88,11 +88,11 @@ func main() {
 func run() int {
 	ctx, stop := program.Signals(context.Background())
 	defer stop()
-	return dispatch(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+	return perform(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 }
 
-// dispatch runs one command line and returns the exit code.
-func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+// perform runs one command line and returns the exit code.
+func perform(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	all := commands()
 	if len(args) == 0 {
 		usage(stderr, all)
@@ -105,7 +105,7 @@ func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stder
 			usage(stdout, all)
 			return program.ExitOK
 		}
-		return dispatch(ctx, []string{args[1], "-h"}, stdin, stdout, stderr)
+		return perform(ctx, []string{args[1], "-h"}, stdin, stdout, stderr)
 	}
 	i := slices.IndexFunc(all, func(c *command) bool { return c.name == name })
 	if i < 0 {

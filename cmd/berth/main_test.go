@@ -42,7 +42,7 @@ func TestProvisionRepairs(t *testing.T) {
 	defer srv.Shutdown()
 	berth := func(args ...string) (string, int) {
 		var out bytes.Buffer
-		code := dispatch(t.Context(), append(args, "--server", srv.URL()), strings.NewReader(""), &out, &out)
+		code := perform(t.Context(), append(args, "--server", srv.URL()), strings.NewReader(""), &out, &out)
 		return out.String(), code
 	}
 	if out, code := berth("provision"); code != 0 {

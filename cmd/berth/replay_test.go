@@ -109,7 +109,7 @@ func recordedServer(t *testing.T) (url string) {
 
 func berth(ctx context.Context, args ...string) (stdout, stderr string, code int) {
 	var out, errs bytes.Buffer
-	code = dispatch(ctx, args, strings.NewReader(""), &out, &errs)
+	code = perform(ctx, args, strings.NewReader(""), &out, &errs)
 	return out.String(), errs.String(), code
 }
 
@@ -217,7 +217,7 @@ func TestReplayStepsInATerminal(t *testing.T) {
 	ended := make(chan int, 1)
 	var errs bytes.Buffer
 	go func() {
-		ended <- dispatch(t.Context(), []string{"replay", "gate", "--out", dir, "--server", url}, slave, slave, &errs)
+		ended <- perform(t.Context(), []string{"replay", "gate", "--out", dir, "--server", url}, slave, slave, &errs)
 	}()
 	// expect waits until what came since the last key shows all of it.
 	expect := func(key string, want ...string) string {

@@ -17,6 +17,7 @@ import (
 	"berth/internal/computer"
 	"berth/internal/demoapp"
 	"berth/internal/devstack"
+	"berth/internal/dispatch"
 	"berth/internal/events"
 	"berth/internal/looprunner"
 	"berth/internal/looprunner/script"
@@ -428,7 +429,7 @@ func (r *runner) saveFrame(ctx context.Context, cl *client, object string, step 
 	if r.seen[object] {
 		return nil
 	}
-	png, err := looprunner.Frame(ctx, cl.js, object)
+	png, err := dispatch.Frame(ctx, cl.js, object)
 	if err != nil {
 		return err
 	}

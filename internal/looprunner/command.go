@@ -11,6 +11,7 @@ import (
 
 	"berth/internal/bus"
 	"berth/internal/computer"
+	"berth/internal/dispatch"
 	"berth/internal/events"
 )
 
@@ -96,11 +97,11 @@ func (l *loop) publish(ctx context.Context, what string, once func(context.Conte
 // have sent it, so its result is looked for first.
 func (l *loop) command(ctx context.Context, verb events.Verb, id events.Request, data events.Command, bound time.Duration, known bool) (*events.Finished, error) {
 	token := id.Token()
-	p := l.results.expect(l.box.vm, token)
-	defer l.results.forget(token)
+	p := l.results.Expect(l.box.vm, token)
+	defer l.results.Forget(token)
 	if known {
 		for attempt := 0; ; attempt++ {
-			if err := l.results.look(ctx, l.box.vm, token); err == nil {
+			if err := l.results.Look(ctx, l.box.vm, token); err == nil {
 				break
 			}
 			if bus.Pause(ctx, attempt) != nil {
@@ -108,14 +109,14 @@ func (l *loop) command(ctx context.Context, verb events.Verb, id events.Request,
 			}
 		}
 	}
-	if f, started := l.results.read(p); f == nil && started.IsZero() && time.Now().Before(*data.Deadline) {
+	if f, started := l.results.Read(p); f == nil && started.IsZero() && time.Now().Before(*data.Deadline) {
 		l.r.hook("send:"+string(verb), l.id)
 		if err := l.send(ctx, verb, id, data); err != nil {
 			return nil, err
 		}
 		l.r.hook("sent:"+string(verb), l.id)
 	}
-	return l.results.await(ctx, token, p, *data.Deadline, bound)
+	return l.results.Await(ctx, token, p, *data.Deadline, bound)
 }
 
 // act carries out the pending decision's actions: one attempt.
@@ -134,7 +135,7 @@ func (l *loop) act(ctx context.Context) error {
 	f, err := l.command(wait, events.Act, id, events.Command{Actions: raw, Observe: true, Deadline: &deadline, Fence: &fence}, computer.FinishTime(d.Actions), l.inherited)
 	l.inherited = false
 	switch {
-	case errors.Is(err, errNotTaken):
+	case errors.Is(err, dispatch.ErrNotTaken):
 		if err := l.untaken(); err != nil {
 			return err
 		}
@@ -201,7 +202,7 @@ func (l *loop) observe(ctx context.Context) error {
 		f, err := l.command(ctx, events.Observe, id, events.Command{Deadline: &deadline, Fence: &fence}, computer.FinishTime(nil), false)
 		fault := computer.Fault{Code: events.CodeInternal, Message: "an observation without a picture"}
 		switch {
-		case errors.Is(err, errNotTaken):
+		case errors.Is(err, dispatch.ErrNotTaken):
 			if err := l.untaken(); err != nil {
 				return err
 			}

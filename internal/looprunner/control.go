@@ -105,8 +105,8 @@ func (r *Runner) appendControl(ctx context.Context, q request, data events.LoopC
 // followControls wakes the loops that control entries are for. A stop also
 // ends whatever its loop is waiting for.
 func (r *Runner) followControls(ctx context.Context, config jetstream.OrderedConsumerConfig) {
-	t := tail{js: r.JS, stream: bus.Loops, config: config, log: r.Log}
-	t.run(ctx, func(msg jetstream.Msg) bool {
+	t := bus.Tail{JS: r.JS, Stream: bus.Loops, Config: config, Log: r.Log}
+	t.Run(ctx, func(msg jetstream.Msg) bool {
 		tenant, id, name, ok := splitLoop(msg.Subject())
 		if !ok {
 			return true

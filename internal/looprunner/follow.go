@@ -11,8 +11,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"berth/internal/bus"
+	"berth/internal/dispatch"
 	"berth/internal/events"
-	"berth/internal/kv"
 )
 
 // Entry is one entry of a journal, for those who read along. Name is one of
@@ -39,9 +39,9 @@ func (e Entry) Decode(v any) error { return json.Unmarshal(e.Data, v) }
 func Follow(ctx context.Context, js jetstream.JetStream, tenant, loop string) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		stopped := false
-		t := tail{js: js, stream: bus.Loops, log: slog.New(slog.DiscardHandler),
-			config: jetstream.OrderedConsumerConfig{FilterSubjects: []string{events.LoopSubject(tenant, loop, ">")}, DeliverPolicy: jetstream.DeliverAllPolicy}}
-		t.run(ctx, func(msg jetstream.Msg) bool {
+		t := bus.Tail{JS: js, Stream: bus.Loops, Log: slog.New(slog.DiscardHandler),
+			Config: jetstream.OrderedConsumerConfig{FilterSubjects: []string{events.LoopSubject(tenant, loop, ">")}, DeliverPolicy: jetstream.DeliverAllPolicy}}
+		t.Run(ctx, func(msg jetstream.Msg) bool {
 			e, err := journalEntry(msg)
 			if err == nil {
 				stopped = !yield(e, nil) || e.Name == events.LoopFinishedName
@@ -75,7 +75,7 @@ func Read(ctx context.Context, js jetstream.JetStream, tenant, loop string) ([]E
 		}
 		return nil, nil
 	}
-	c, err := js.OrderedConsumer(making, bus.Loops, jetstream.OrderedConsumerConfig{FilterSubjects: []string{filter}, InactiveThreshold: tailInactive, MaxResetAttempts: 1})
+	c, err := js.OrderedConsumer(making, bus.Loops, jetstream.OrderedConsumerConfig{FilterSubjects: []string{filter}, InactiveThreshold: bus.TailInactive, MaxResetAttempts: 1})
 	if err != nil {
 		return fail(err)
 	}
@@ -117,26 +117,11 @@ func journalEntry(msg jetstream.Msg) (Entry, error) {
 	return e, nil
 }
 
-// Frame fetches a picture from FRAMES by its object name.
-func Frame(ctx context.Context, js jetstream.JetStream, object string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*callTimeout)
-	defer cancel()
-	store, err := js.ObjectStore(ctx, kv.BucketFrames)
-	if err != nil {
-		return nil, fmt.Errorf("frames: %w", err)
-	}
-	raw, err := store.GetBytes(ctx, object)
-	if err != nil {
-		return nil, fmt.Errorf("frame %s: %w", object, err)
-	}
-	return raw, nil
-}
-
-// frame is Frame, tried for a while: a picture that an observation names is
+// frame is dispatch.Frame, tried for a while: a picture that an observation names is
 // there, even if the bus is away for the moment.
 func frame(ctx context.Context, js jetstream.JetStream, object string) ([]byte, error) {
 	for attempt := 0; ; attempt++ {
-		raw, err := Frame(ctx, js, object)
+		raw, err := dispatch.Frame(ctx, js, object)
 		if err == nil || attempt >= 20 {
 			return raw, err
 		}

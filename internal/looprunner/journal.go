@@ -74,7 +74,7 @@ func (j *journal) load(ctx context.Context) error {
 	making, cancel := context.WithTimeout(ctx, 2*callTimeout)
 	defer cancel()
 	c, err := j.js.OrderedConsumer(making, bus.Loops, jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{j.filter()}, InactiveThreshold: tailInactive, MaxResetAttempts: 1})
+		FilterSubjects: []string{j.filter()}, InactiveThreshold: bus.TailInactive, MaxResetAttempts: 1})
 	if err != nil {
 		return fmt.Errorf("read journal: %w", err)
 	}

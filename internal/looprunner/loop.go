@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"berth/internal/computer"
+	"berth/internal/dispatch"
 	"berth/internal/events"
 	"berth/internal/kv"
 )
@@ -62,7 +63,7 @@ type loop struct {
 
 	ctl       chan struct{} // capacity 1: a control entry was stored
 	box       *box
-	results   *results
+	results   *dispatch.Results
 	model     Model
 	modelName string
 	span      trace.Span
@@ -94,7 +95,7 @@ func (l *loop) run(held context.Context) {
 	defer stop()
 	defer func() {
 		if l.results != nil {
-			l.r.release(l.results)
+			l.r.results.Release(l.results)
 		}
 	}()
 	defer end(nil)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"berth/internal/bus"
 	"berth/internal/events"
 	"berth/internal/kv"
 )
@@ -52,9 +53,9 @@ func (r *Runner) findOrphans(ctx, hard context.Context) {
 	defer tasks.Wait()
 	news, blind := make(chan struct{}, 1), make(chan struct{}, 1)
 	tasks.Go(func() {
-		t := tail{js: r.JS, stream: "KV_" + kv.BucketLeases, log: r.Log, config: jetstream.OrderedConsumerConfig{
+		t := bus.Tail{JS: r.JS, Stream: "KV_" + kv.BucketLeases, Log: r.Log, Config: jetstream.OrderedConsumerConfig{
 			FilterSubjects: []string{leaseSubjects}, DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy}}
-		t.run(ctx, func(msg jetstream.Msg) bool {
+		t.Run(ctx, func(msg jetstream.Msg) bool {
 			if o.heard(msg, r.Name) {
 				select {
 				case news <- struct{}{}:

@@ -17,6 +17,7 @@ import (
 
 	"berth/internal/bus"
 	"berth/internal/computer"
+	"berth/internal/dispatch"
 	"berth/internal/events"
 	"berth/internal/kv"
 )
@@ -47,17 +48,16 @@ type Runner struct {
 	Options
 	tell *instruments
 
-	loopStream   jetstream.Stream
-	resultStream jetstream.Stream
-	leases       jetstream.KeyValue
-	placements   jetstream.KeyValue
+	loopStream jetstream.Stream
+	leases     jetstream.KeyValue
+	placements jetstream.KeyValue
+	results    *dispatch.Followers
 
 	draining chan struct{} // closed when Run's ctx has ended
 	slots    chan struct{}
 
 	mu      sync.Mutex
 	owned   map[string]*loop // by lease key; nil while being taken on
-	results map[string]*results
 	running sync.WaitGroup
 }
 
@@ -88,7 +88,7 @@ func New(o Options) (*Runner, error) {
 	if err != nil {
 		return nil, fmt.Errorf("loop-runner: %w", err)
 	}
-	return &Runner{Options: o, tell: tell, draining: make(chan struct{}), slots: make(chan struct{}, o.MaxLoops), owned: map[string]*loop{}, results: map[string]*results{}}, nil
+	return &Runner{Options: o, tell: tell, draining: make(chan struct{}), slots: make(chan struct{}, o.MaxLoops), owned: map[string]*loop{}}, nil
 }
 
 // Run serves until ctx ends. Then it takes on nothing more, lets the running
@@ -106,7 +106,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	defer cut(errDrained)
 	serving, stop := context.WithCancel(ctx)
 	defer stop()
-	controls, err := newestOf(ctx, r.JS, bus.Loops, controlFilters()...)
+	controls, err := bus.NewestOf(ctx, r.JS, bus.Loops, controlFilters()...)
 	if err != nil {
 		return fmt.Errorf("loop-runner: %w", err)
 	}
@@ -132,9 +132,11 @@ func (r *Runner) open(ctx context.Context) error {
 	if r.loopStream, err = r.JS.Stream(ctx, bus.Loops); err != nil {
 		return fmt.Errorf("stream %s: %w", bus.Loops, err)
 	}
-	if r.resultStream, err = r.JS.Stream(ctx, bus.Results); err != nil {
+	results, err := r.JS.Stream(ctx, bus.Results)
+	if err != nil {
 		return fmt.Errorf("stream %s: %w", bus.Results, err)
 	}
+	r.results = dispatch.Follow(r.JS, results, r.Log)
 	if r.leases, err = r.JS.KeyValue(ctx, kv.BucketLeases); err != nil {
 		return fmt.Errorf("bucket %s: %w", kv.BucketLeases, err)
 	}

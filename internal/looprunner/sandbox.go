@@ -86,9 +86,9 @@ func (l *loop) follow(ctx context.Context) {
 		filters[i] = events.EventSubject(l.tenant, s.started.VMID, n)
 	}
 	from := s.startedAt.Add(-eventsBefore)
-	t := tail{js: l.r.JS, stream: bus.Events, log: l.log, config: jetstream.OrderedConsumerConfig{
+	t := bus.Tail{JS: l.r.JS, Stream: bus.Events, Log: l.log, Config: jetstream.OrderedConsumerConfig{
 		FilterSubjects: filters, DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &from}}
-	l.followers.Go(func() { t.run(ctx, l.hear, nil) })
+	l.followers.Go(func() { t.Run(ctx, l.hear, nil) })
 }
 
 // hear takes one event of the sandbox. Where the loop made it, events count only
@@ -207,9 +207,12 @@ func (l *loop) settle() error {
 		}
 		l.model, l.modelName = m, s.started.Start.ModelName()
 	}
-	res, err := l.r.resultsOf(l.live, l.box.server)
-	if err != nil {
+	res, err := l.r.results.Of(l.live, l.box.server, l.r.draining)
+	switch {
+	case err != nil:
 		return err
+	case res == nil:
+		return errDrained
 	}
 	l.results = res
 	return nil

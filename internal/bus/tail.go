@@ -1,4 +1,4 @@
-package looprunner
+package bus
 
 import (
 	"context"
@@ -6,28 +6,26 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
-
-	"berth/internal/bus"
 )
 
-// tail follows subjects of a stream, in order, without a gap. The ordered
+// Tail follows subjects of a stream, in order, without a gap. The ordered
 // consumer behind it is made anew at a reconnect, at a gap and after 10 s of
-// silence; where even that fails, tail starts another after the last message
+// silence; where even that fails, Tail starts another after the last message
 // that it delivered.
-type tail struct {
-	js     jetstream.JetStream
-	stream string
-	config jetstream.OrderedConsumerConfig
-	log    *slog.Logger
+type Tail struct {
+	JS     jetstream.JetStream
+	Stream string
+	Config jetstream.OrderedConsumerConfig
+	Log    *slog.Logger
 }
 
-// Every tail on a stream costs a consumer in the server's memory, which
+// TailInactive: every Tail on a stream costs a consumer in the server's memory, which
 // outlives a dead process by this.
-const tailInactive = 20 * time.Second
+const TailInactive = 20 * time.Second
 
-// newestOf is the configuration that begins after the stream's last message
+// NewestOf is the configuration that begins after the stream's last message
 // as it is now, so that a restart misses nothing that came in between.
-func newestOf(ctx context.Context, js jetstream.JetStream, stream string, filters ...string) (jetstream.OrderedConsumerConfig, error) {
+func NewestOf(ctx context.Context, js jetstream.JetStream, stream string, filters ...string) (jetstream.OrderedConsumerConfig, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	s, err := js.Stream(ctx, stream)
@@ -38,12 +36,12 @@ func newestOf(ctx context.Context, js jetstream.JetStream, stream string, filter
 		OptStartSeq: s.CachedInfo().State.LastSeq + 1}, nil
 }
 
-// run calls handle for every message until ctx ends or handle returns false.
+// Run calls handle for every message until ctx ends or handle returns false.
 // restarted, where not nil, is called before each new consumer's messages but
 // the first's.
-func (t tail) run(ctx context.Context, handle func(jetstream.Msg) bool, restarted func()) {
-	config := t.config
-	config.InactiveThreshold = tailInactive
+func (t Tail) Run(ctx context.Context, handle func(jetstream.Msg) bool, restarted func()) {
+	config := t.Config
+	config.InactiveThreshold = TailInactive
 	config.MaxResetAttempts = 1 // the library's own retries cannot be stopped at once; ours can
 	for attempt := 0; ; attempt++ {
 		last, more := t.consume(ctx, config, handle)
@@ -54,7 +52,7 @@ func (t tail) run(ctx context.Context, handle func(jetstream.Msg) bool, restarte
 			attempt = 0
 			config.DeliverPolicy, config.OptStartSeq, config.OptStartTime = jetstream.DeliverByStartSequencePolicy, last+1, nil
 		}
-		if bus.Pause(ctx, attempt) != nil {
+		if Pause(ctx, attempt) != nil {
 			return
 		}
 		if restarted != nil {
@@ -65,10 +63,10 @@ func (t tail) run(ctx context.Context, handle func(jetstream.Msg) bool, restarte
 
 // consume runs one ordered consumer; it returns the last stream sequence that
 // it handed over and whether the caller wants more.
-func (t tail) consume(ctx context.Context, config jetstream.OrderedConsumerConfig, handle func(jetstream.Msg) bool) (last uint64, more bool) {
+func (t Tail) consume(ctx context.Context, config jetstream.OrderedConsumerConfig, handle func(jetstream.Msg) bool) (last uint64, more bool) {
 	making, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	c, err := t.js.OrderedConsumer(making, t.stream, config)
+	c, err := t.JS.OrderedConsumer(making, t.Stream, config)
 	if err != nil {
 		t.fault(ctx, err)
 		return 0, true
@@ -95,8 +93,8 @@ func (t tail) consume(ctx context.Context, config jetstream.OrderedConsumerConfi
 	}
 }
 
-func (t tail) fault(ctx context.Context, err error) {
+func (t Tail) fault(ctx context.Context, err error) {
 	if ctx.Err() == nil {
-		t.log.Debug("following again", "stream", t.stream, "filters", t.config.FilterSubjects, "err", err)
+		t.Log.Debug("following again", "stream", t.Stream, "filters", t.Config.FilterSubjects, "err", err)
 	}
 }

@@ -1,8 +1,9 @@
-package looprunner
+package dispatch
 
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,8 +15,8 @@ import (
 	"berth/internal/virtualtime"
 )
 
-// While the bus does not answer, beginning to follow servers' results keeps
-// nobody from the runner's own books; loops of one server ask once.
+// While the bus does not answer, beginning to follow servers' results holds
+// no lock; who waits for the same server asks once.
 func TestResultsOfASilentBus(t *testing.T) {
 	virtualtime.Test(t, func(t *testing.T) {
 		srv, err := natsd.Start(natsd.Options{StoreDir: t.TempDir()})
@@ -39,27 +40,24 @@ func TestResultsOfASilentBus(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := New(Options{NC: nc, JS: js, Name: "a", Models: map[string]ModelFactory{"m": nil}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := Follow(js, nil, slog.New(slog.DiscardHandler))
 		ctx, cancel := context.WithCancelCause(t.Context())
 		defer cancel(nil)
 		stopped := errors.New("stopped")
 		got := make(chan error, 3)
 		for _, server := range []string{"fake-01", "fake-01", "fake-02"} {
 			go func() {
-				_, err := r.resultsOf(ctx, server)
+				_, err := f.Of(ctx, server, nil)
 				got <- err
 			}()
 		}
 		<-asked
 		<-asked
 		synctest.Wait() // hangs where one of them waits for the lock
-		if !r.mu.TryLock() {
-			t.Fatal("the runner's lock is held over a call to the bus")
+		if !f.mu.TryLock() {
+			t.Fatal("the lock is held over a call to the bus")
 		}
-		r.mu.Unlock()
+		f.mu.Unlock()
 		if n := len(asked); n != 0 {
 			t.Errorf("%d more questions than servers", n)
 		}
@@ -69,8 +67,8 @@ func TestResultsOfASilentBus(t *testing.T) {
 				t.Errorf("%v, want the cause", err)
 			}
 		}
-		if len(r.results) != 0 {
-			t.Errorf("%d followers are left", len(r.results))
+		if len(f.by) != 0 {
+			t.Errorf("%d followers are left", len(f.by))
 		}
 	})
 }
