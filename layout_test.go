@@ -53,6 +53,9 @@ var rules = []rule{
 	{in: []string{"internal/...", "cmd/..."}, not: []string{"internal/sandboxd/firecracker/firecrackertest"}, why: "a stand-in for microVMs is for tests; no program ships it"},
 	{in: []string{"internal/sandboxd/firecracker", "internal/sandboxd/jail", "internal/sandboxd/process"}, not: []string{"internal/desktop", "internal/sandboxd"},
 		why: "what holds a sandbox knows nothing of what runs inside; package sandboxd brings the two together"},
+	{in: []string{"internal/fleet", "internal/dispatch"}, not: append([]string{"internal/placement", "internal/program", "internal/registry", "internal/devstack"}, roles...),
+		why: "the fleet is a client of the bus like any other; the roles are met there"},
+	{in: []string{"internal/...", "cmd/..."}, not: []string{"internal/virtualtime"}, why: "virtual time is for tests"},
 	{in: []string{"internal/computer"}, not: []string{"internal/..."}, why: "the vocabulary stands below everything"},
 }
 

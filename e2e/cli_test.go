@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -86,6 +87,20 @@ func (d *dev) title(t *testing.T, session, part string) string {
 		return ""
 	}
 	return state.Parts[part].Title
+}
+
+// claims counts the result subjects of a sandbox.
+func (d *dev) claims(t *testing.T, vm string) int {
+	t.Helper()
+	s, err := d.js.Stream(t.Context(), "RESULTS")
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := s.Info(t.Context(), jetstream.WithSubjectFilter("sandbox.*."+vm+".result.*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(info.State.Subjects)
 }
 
 // The bus is the product's face: all of it with the stock nats CLI, against
@@ -173,6 +188,38 @@ func TestEverythingWithTheNATSCLI(t *testing.T) {
 	defer func() { _ = f.Close() }()
 	if img, err := png.Decode(f); err != nil || img.Bounds().Dx() != 1280 || img.Bounds().Dy() != 800 {
 		t.Errorf("the frame: %v", err)
+	}
+
+	// The person's tool does the same; who interrupts an act cancels it.
+	if got := mustBerth(t, "act", "binary", `[{"type":"move","x":7,"y":9},{"type":"cursor"}]`, "--server", d.url); !strings.Contains(got, `1  ok  {"x":7,"y":9}`) {
+		t.Errorf("berth act: %s", got)
+	}
+	seen := filepath.Join(t.TempDir(), "seen.png")
+	if got := mustBerth(t, "observe", "binary", "--out", seen, "--server", d.url); !strings.Contains(got, "1280×800") {
+		t.Errorf("berth observe: %s", got)
+	}
+	if raw, err := os.ReadFile(seen); err != nil || http.DetectContentType(raw) != "image/png" {
+		t.Errorf("berth observe --out: %v", err)
+	}
+	if got, code := berth(t, "act", "binary", `{"type":"click","x":5000,"y":1}`, "--server", d.url); code != 1 || !strings.Contains(got, "rejected, outOfRange") {
+		t.Errorf("berth act outside the display: exit %d, %s", code, got)
+	}
+	claims := d.claims(t, "binary")
+	long := start(t, program("berth"), nil, "act", "binary", `{"type":"wait","seconds":300}`, "--server", d.url)
+	eventually(t, 10*time.Second, "the long act to begin", func() error {
+		if n := d.claims(t, "binary"); n == claims {
+			return fmt.Errorf("%d claims", n)
+		}
+		return nil
+	})
+	if err := syscall.Kill(-long.cmd.Process.Pid, syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	if code := long.wait(10 * time.Second); code == 0 {
+		t.Error("an interrupted act exits 0")
+	}
+	if got := mustBerth(t, "act", "binary", `{"type":"cursor"}`, "--timeout", "30s", "--server", d.url); !strings.Contains(got, "ok") {
+		t.Errorf("berth act after the interrupted one: %s", got)
 	}
 
 	// A finished loop is replayed from LOOPS in its original timing.

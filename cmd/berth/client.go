@@ -19,6 +19,7 @@ import (
 
 	"berth/internal/bus"
 	"berth/internal/events"
+	"berth/internal/kv"
 	"berth/internal/program"
 	"berth/internal/telemetry"
 )
@@ -209,32 +210,16 @@ func records[T any](ctx context.Context, cl *client, bucket, filter string, keep
 	if err != nil {
 		return nil, explain(fmt.Errorf("open bucket %s: %w", bucket, err))
 	}
-	w, err := b.Watch(ctx, filter, jetstream.IgnoreDeletes())
-	if err != nil {
-		return nil, explain(fmt.Errorf("read bucket %s: %w", bucket, err))
-	}
-	defer func() { _ = w.Stop() }() // what it gave is complete
 	var out []T
-	for {
-		select {
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		case entry, ok := <-w.Updates():
-			if !ok {
-				return nil, fmt.Errorf("read bucket %s: %w", bucket, nats.ErrConnectionClosed)
-			}
-			if entry == nil {
-				return out, nil
-			}
-			var v T
-			if err := json.Unmarshal(entry.Value(), &v); err != nil {
-				return nil, fmt.Errorf("read %s of %s: %w", entry.Key(), bucket, err)
-			}
-			if keep(entry.Key(), v) {
-				out = append(out, v)
-			}
+	err = kv.Each(ctx, b, filter, func(key string, v T) {
+		if keep(key, v) {
+			out = append(out, v)
 		}
+	})
+	if err != nil {
+		return nil, explain(err)
 	}
+	return out, nil
 }
 
 // printJSON writes v indented.

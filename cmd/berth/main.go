@@ -73,11 +73,12 @@ func (e exitError) Error() string { return fmt.Sprintf("exit %d", int(e)) }
 const exitInterrupted = 128 + int(syscall.SIGINT)
 
 func commands() []*command {
-	return []*command{
+	return slices.Concat([]*command{
 		devCommand(), runCommand(), provisionCommand(), serversCommand(), psCommand(), killCommand(),
+	}, sandboxCommands(), []*command{
 		cordonCommand(), uncordonCommand(), drainCommand(), eventsCommand(), loopCommand(), replayCommand(), dlqCommand(),
 		setupCommand(), versionCommand(),
-	}
+	})
 }
 
 func main() {

@@ -19,8 +19,8 @@ type Tail struct {
 	Log    *slog.Logger
 }
 
-// TailInactive: every Tail on a stream costs a consumer in the server's memory, which
-// outlives a dead process by this.
+// TailInactive is how long a Tail's consumer, which takes memory of the NATS
+// server, outlives a dead process.
 const TailInactive = 20 * time.Second
 
 // NewestOf is the configuration that begins after the stream's last message

@@ -46,7 +46,7 @@ type StreamSpec struct {
 // store included, for the given number of replicas. It is the one place where
 // they are defined; docs and deploy files are generated from it.
 func Streams(replicas int) []StreamSpec {
-	verbs := []events.Verb{events.Create, events.Act, events.Observe, events.Kill, events.Pause, events.Resume}
+	verbs := []events.Verb{events.Create, events.Act, events.Observe, events.Kill, events.Pause, events.Resume, events.Snapshot, events.Cancel}
 	commands := make([]string, len(verbs))
 	for i, v := range verbs {
 		commands[i] = events.CommandSubject("*", "*", v)
@@ -146,8 +146,8 @@ func strays(c jetstream.ConsumerConfig) ConsumerSpec {
 // is rejected as busy.
 const BacklogPerSandbox = 64
 
-// KillConsumer is the name of a server's second consumer, on which kills
-// overtake whatever waits on the first.
+// KillConsumer is the name of a server's second consumer, on which kills and
+// cancels overtake whatever waits on the first.
 func KillConsumer(server string) string { return server + "-kill" }
 
 // ServerConsumers are the durables of one server's worker on COMMANDS.
@@ -165,8 +165,8 @@ func ServerConsumers(server string, maxContainers int) []ConsumerSpec {
 	// holds up another's delivery.
 	pending := max(1024, 2*maxContainers*BacklogPerSandbox)
 	return []ConsumerSpec{
-		base(server, "commands of "+server, pending, events.Create, events.Act, events.Observe, events.Pause, events.Resume),
-		base(KillConsumer(server), "kills of "+server, 1024, events.Kill),
+		base(server, "commands of "+server, pending, events.Create, events.Act, events.Observe, events.Pause, events.Resume, events.Snapshot),
+		base(KillConsumer(server), "kills and cancels of "+server, 1024, events.Kill, events.Cancel),
 	}
 }
 

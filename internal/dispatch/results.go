@@ -36,7 +36,7 @@ const (
 	lookEvery = 10 * time.Second
 )
 
-// ErrNotTaken: the command's deadline is well past and nobody has claimed it.
+// ErrNotTaken means that the command's deadline is well past and nobody has claimed it.
 var ErrNotTaken = errors.New("no worker took the command in time")
 
 // Followers are the results that this process follows, by server.

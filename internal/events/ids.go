@@ -75,3 +75,17 @@ func IdlePauseID(vm string, fence uint64, used time.Time, attempt int) string {
 func KillCommandID(vm string, fence uint64, attempt int) string {
 	return fmt.Sprintf("kill-%s-%d-%d", vm, fence, attempt)
 }
+
+// TemplateAt names a template that exists at one server only, as a snapshot
+// does: a create from it is placed there.
+func TemplateAt(name, server string) string { return name + "@" + server }
+
+// SplitTemplate takes a template's name apart. server is "" where the name does
+// not end in @ and a server id.
+func SplitTemplate(template string) (name, server string) {
+	i := strings.LastIndexByte(template, '@')
+	if i <= 0 || CheckServerID(template[i+1:]) != nil {
+		return template, ""
+	}
+	return template[:i], template[i+1:]
+}

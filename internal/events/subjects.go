@@ -19,6 +19,7 @@ const (
 	Resume   Verb = "resume"
 	Snapshot Verb = "snapshot"
 	Extend   Verb = "extend"
+	Cancel   Verb = "cancel" // of another command of the same sandbox
 )
 
 // The verbs of server, quota and loop requests.

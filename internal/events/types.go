@@ -73,6 +73,7 @@ const (
 	CodeUnsupported  = "unsupported"           // the sandbox cannot do this
 	CodeBusy         = "busy"                  // the sandbox's backlog is full
 	CodeKilled       = "killed"                // killed before or while it ran
+	CodeCancelled    = "cancelled"             // cancelled before or while it ran
 	CodeFull         = "full"                  // no room at the server
 	CodeUnavailable  = "unavailable"           // the server's fault
 	CodeServerDown   = "serverDown"            // the server is down, removed or unknown
@@ -220,15 +221,16 @@ type QuotaSet struct {
 	MaxSandboxes *int   `json:"maxSandboxes"`
 }
 
-// Command is the data of act, observe, kill, pause and resume commands. Fence
-// nil means the sandbox's present holder. VMID is only for requests, whose
-// subject does not name the sandbox.
+// Command is the data of every command but create. Fence nil means the sandbox's
+// present holder. VMID is only for requests, whose subject does not name the
+// sandbox; Command only for cancel, and names what is to end.
 type Command struct {
 	VMID     string          `json:"vmId,omitempty"`
 	Actions  json.RawMessage `json:"actions,omitempty"`
 	Observe  bool            `json:"observe,omitempty"`
 	Deadline *time.Time      `json:"deadline,omitempty"`
 	Fence    *uint64         `json:"fence,omitempty"`
+	Command  *Request        `json:"command,omitempty"`
 }
 
 // CommandCreate is the data of berth.command.create.v1.
@@ -270,7 +272,8 @@ type Finished struct {
 	Timing      Timing                  `json:"timing"`
 	Fence       uint64                  `json:"fence,omitempty"`
 	Request     Request                 `json:"request"`
-	Sandbox     *SandboxInfo            `json:"sandbox,omitempty"` // of a create that is ok
+	Sandbox     *SandboxInfo            `json:"sandbox,omitempty"`  // of a create that is ok
+	Template    string                  `json:"template,omitempty"` // of a snapshot that is ok; see TemplateAt
 }
 
 // Timing of a command. Durations are milliseconds.

@@ -35,8 +35,8 @@ func Get[T any](ctx context.Context, b jetstream.KeyValue, key string) (T, uint6
 	if err != nil {
 		return v, 0, fmt.Errorf("read %s: %w", key, err)
 	}
-	if err := json.Unmarshal(entry.Value(), &v); err != nil {
-		return v, 0, fmt.Errorf("read %s: %w", key, err)
+	if v, err = Decode[T](entry); err != nil {
+		return v, 0, err
 	}
 	return v, entry.Revision(), nil
 }
@@ -142,5 +142,42 @@ func backoff(ctx context.Context, attempt int) error {
 		return context.Cause(ctx)
 	case <-time.After(d):
 		return nil
+	}
+}
+
+// Decode reads a record from an entry.
+func Decode[T any](entry jetstream.KeyValueEntry) (T, error) {
+	var v T
+	if err := json.Unmarshal(entry.Value(), &v); err != nil {
+		return v, fmt.Errorf("read %s of %s: %w", entry.Key(), entry.Bucket(), err)
+	}
+	return v, nil
+}
+
+// Each hands over the records whose keys match a filter, as they are now, in
+// the order in which they were last written.
+func Each[T any](ctx context.Context, b jetstream.KeyValue, filter string, take func(key string, v T)) error {
+	w, err := b.Watch(ctx, filter, jetstream.IgnoreDeletes())
+	if err != nil {
+		return fmt.Errorf("read %s: %w", b.Bucket(), err)
+	}
+	defer func() { _ = w.Stop() }() // what it gave is complete
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case entry, ok := <-w.Updates():
+			if !ok {
+				return fmt.Errorf("read %s: the connection was closed", b.Bucket())
+			}
+			if entry == nil {
+				return nil
+			}
+			v, err := Decode[T](entry)
+			if err != nil {
+				return err
+			}
+			take(entry.Key(), v)
+		}
 	}
 }

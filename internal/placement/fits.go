@@ -71,8 +71,8 @@ const (
 	Exists   Operator = "exists"
 )
 
-// attrID is an attribute that every server has beside its own.
-const attrID = "id"
+// AttributeID is an attribute that every server has beside its own: its id.
+const AttributeID = "id"
 
 // Condition on a server attribute.
 type Condition struct {
@@ -158,7 +158,7 @@ func Fits(s *Server, r *Request) Filter {
 
 func (c *Condition) holds(s *Server) bool {
 	value, ok := s.Attributes[c.Attribute]
-	if !ok && c.Attribute == attrID {
+	if !ok && c.Attribute == AttributeID {
 		value, ok = s.ID, true
 	}
 	switch c.Operator {

@@ -15,6 +15,7 @@ import (
 	"berth/internal/computer"
 	"berth/internal/events"
 	"berth/internal/kv"
+	"berth/internal/placement"
 )
 
 // request is one message of REQUESTS, read as far as any kind of request is.
@@ -143,7 +144,7 @@ func requestTypes(noun string, verb events.Verb) []string {
 	switch noun + "." + string(verb) {
 	case "sandbox.create", "sandbox.kill", "sandbox.extend":
 		return []string{events.SandboxType(string(verb))}
-	case "sandbox.act", "sandbox.observe", "sandbox.pause", "sandbox.resume", "sandbox.snapshot":
+	case "sandbox.act", "sandbox.observe", "sandbox.pause", "sandbox.resume", "sandbox.snapshot", "sandbox.cancel":
 		return []string{events.CommandType(verb), events.SandboxType(string(verb))}
 	case "server.cordon", "server.uncordon", "server.drain", "server.remove":
 		return []string{events.ServerType(string(verb))}
@@ -209,6 +210,9 @@ func (t *term) takeCreate(ctx context.Context, r request) error {
 	}
 	if err := spec.Validate(); err != nil {
 		return asRefusal(err, spec.VMID)
+	}
+	if _, server := events.SplitTemplate(spec.Template); server != "" {
+		spec.Constraints = append(spec.Constraints, events.Constraint{Attribute: placement.AttributeID, Operator: string(placement.Equal), Value: events.Strings{server}})
 	}
 	rec := kv.Placement{
 		VMID: spec.VMID, Tenant: r.Tenant, Role: spec.Role, Owner: spec.Owner, Session: spec.Session, Phase: kv.Queued,
@@ -363,7 +367,7 @@ type extended struct {
 	Request   events.Request `json:"request"`
 }
 
-// takeCommand forwards act, observe, pause and resume to the sandbox's server,
+// takeCommand forwards act, observe and the like to the sandbox's server,
 // under the requester's own (source, id), so that the command stays the same
 // one however it came.
 func (t *term) takeCommand(ctx context.Context, r request) error {
@@ -382,8 +386,6 @@ func (t *term) takeCommand(ctx context.Context, r request) error {
 		return forwarded(err)
 	}
 	switch {
-	case r.Verb == events.Snapshot:
-		return forwarded(&refusal{subject: rec.VMID, code: events.CodeUnsupported, message: "snapshots are taken at the server itself, over HTTP; there is no command for them yet"})
 	case rec.Phase == kv.Ended:
 		return forwarded(ended(rec))
 	case rec.Phase != kv.Ready:

@@ -65,7 +65,7 @@ func newBreaker(server string, changed func()) *breaker {
 		// An answer that is nobody's merit or fault says nothing.
 		IsExcluded: func(err error) bool {
 			var limited *providers.RateLimitError
-			return errors.As(err, &limited) || errors.Is(err, errHung) || errors.Is(err, context.Canceled) || errors.Is(err, errKilled) ||
+			return errors.As(err, &limited) || errors.Is(err, errHung) || errors.Is(err, context.Canceled) || errors.Is(err, errKilled) || errors.Is(err, errCancelled) ||
 				errors.Is(err, errStopping) || errors.Is(err, errAbandoned) || errors.Is(err, kv.ErrLeaseLost)
 		},
 	})

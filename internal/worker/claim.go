@@ -24,6 +24,7 @@ type verdict struct {
 	actions     []computer.ActionResult
 	observation *computer.Observation
 	sandbox     *events.SandboxInfo
+	template    string
 	began       time.Time     // at the provider; zero: nothing was begun
 	ran         time.Duration // at the provider
 	silent      bool          // nothing is said; the successor will
@@ -212,7 +213,7 @@ func (t *tenure) finished(ctx context.Context, c *command, v verdict) (*nats.Msg
 	now := time.Now().UTC()
 	data := events.Finished{
 		CommandID: c.event.ID(), Source: c.event.Source(), Command: c.Verb,
-		Outcome: v.outcome, Error: v.fault, Actions: v.actions, Observation: v.observation, Sandbox: v.sandbox,
+		Outcome: v.outcome, Error: v.fault, Actions: v.actions, Observation: v.observation, Sandbox: v.sandbox, Template: v.template,
 		Fence: c.fence, Request: c.request,
 		Timing: events.Timing{FinishedAt: now, RanMs: millis(v.ran), QueuedMs: millis(max(now.Sub(c.published), 0))},
 	}

@@ -119,6 +119,10 @@ func (c *command) decodeOther(read func(events.Event, any) error) *computer.Faul
 		return fault(events.CodeBadInput, "a %s has no actions and no observe", c.Verb)
 	case c.Verb == events.Act && len(d.Actions) == 0:
 		return fault(events.CodeBadInput, "actions: an act needs at least one")
+	case c.Verb == events.Cancel && (d.Command == nil || d.Command.Source == "" || d.Command.ID == ""):
+		return fault(events.CodeBadInput, "command: a cancel names the source and id of the command that it ends")
+	case c.Verb != events.Cancel && d.Command != nil:
+		return fault(events.CodeBadInput, "a %s names no command", c.Verb)
 	}
 	if c.Verb == events.Act {
 		actions, err := computer.DecodeActions(c.data.Actions)
@@ -169,11 +173,11 @@ func (t *tenure) admit(ctx context.Context, c *command) (*computer.Fault, error)
 	if f := c.data.Fence; f != nil && *f != b.fence {
 		return fault(events.CodeFenceStale, "fence %d; vm %s has %d", *f, c.VM, b.fence), nil
 	}
-	if c.Verb == events.Pause || c.Verb == events.Resume {
-		if !slices.Contains(b.capabilities, providers.PauseCap) {
-			return fault(events.CodeUnsupported, "vm %s cannot be paused", c.VM), nil
-		}
-		return nil, nil
+	switch {
+	case (c.Verb == events.Pause || c.Verb == events.Resume) && !slices.Contains(b.capabilities, providers.PauseCap):
+		return fault(events.CodeUnsupported, "vm %s cannot be paused", c.VM), nil
+	case c.Verb == events.Snapshot && !slices.Contains(b.capabilities, providers.Snapshot):
+		return fault(events.CodeUnsupported, "vm %s cannot be kept as a template", c.VM), nil
 	}
 	for i, a := range c.actions {
 		if need := a.Type.Requires(); need != "" && !slices.Contains(b.capabilities, need) {
@@ -278,9 +282,13 @@ func (t *tenure) killedAfter(vm string, seq uint64) bool {
 	return t.killed[vm].seq > seq
 }
 
-// command handles one delivered message that is no kill, to its end: when it
-// returns the command is finished and acknowledged, or left to a successor.
-func (t *tenure) command(ctx context.Context, it *item) {
+// command handles one delivered message of the server's first consumer.
+func (t *tenure) command(ctx context.Context, it *item) { t.handle(ctx, it, t.admit, t.perform) }
+
+// handle takes one delivered message to its end: when it returns the command is
+// finished and acknowledged, or left to a successor. admit decides at its turn
+// whether it may run; run carries it out once it is claimed.
+func (t *tenure) handle(ctx context.Context, it *item, admit func(context.Context, *command) (*computer.Fault, error), run func(context.Context, *command) verdict) {
 	c, refused, err := t.decode(it)
 	if err != nil {
 		t.giveUp(ctx, it, err)
@@ -294,7 +302,7 @@ func (t *tenure) command(ctx context.Context, it *item) {
 	defer t.leave(c)
 	defer t.rescue(ctx, c)
 	if refused == nil {
-		refused, err = t.admit(ctx, c)
+		refused, err = admit(ctx, c)
 	}
 	switch {
 	case err != nil:
@@ -302,7 +310,7 @@ func (t *tenure) command(ctx context.Context, it *item) {
 	case refused != nil:
 		t.refuse(ctx, c, refused)
 	default:
-		t.execute(ctx, c, t.perform)
+		t.execute(ctx, c, run)
 	}
 }
 
@@ -341,7 +349,7 @@ func (t *tenure) span(ctx context.Context, c *command) (context.Context, trace.S
 func (t *tenure) giveUp(ctx context.Context, it *item, reason error) {
 	t.log.Warn("command is unintelligible; dead-lettered", "subject", it.msg.Subject(), "seq", it.seq, "err", reason)
 	consumer := t.server.ID
-	if strings.HasSuffix(it.msg.Subject(), "."+string(events.Kill)) {
+	if overtakes(it) {
 		consumer = bus.KillConsumer(t.server.ID)
 	}
 	if retry(ctx, func() error {

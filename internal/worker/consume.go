@@ -101,6 +101,9 @@ func (t *tenure) consumeOnce(pulling, work context.Context, spec bus.ConsumerSpe
 		key := "" // what names no vm is handled in a lane of its own
 		if path, err := events.ParseCommand(msg.Subject()); err == nil {
 			key = path.VM
+			if path.Verb == events.Cancel {
+				key += cancelLane // a kill waits for none
+			}
 		}
 		if !lane.put(work, key, it) {
 			t.ack(it)

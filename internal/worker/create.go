@@ -112,8 +112,12 @@ func (t *tenure) admitted(c *command, s providers.Sandbox) {
 // life of the vm, which has no allocation any more, is killed first.
 func (t *tenure) provision(ctx context.Context, c *command) (providers.Sandbox, error) {
 	d := c.create
+	template, server := events.SplitTemplate(d.Template)
+	if server != t.server.ID {
+		template = d.Template
+	}
 	spec := providers.Spec{
-		VM: c.VM, Fence: c.fence, Tenant: d.Tenant, Role: d.Role, Owner: d.Owner, Session: d.Session, Template: d.Template,
+		VM: c.VM, Fence: c.fence, Tenant: d.Tenant, Role: d.Role, Owner: d.Owner, Session: d.Session, Template: template,
 		Display: d.Display, Env: d.Env, Metadata: d.Metadata, ServerID: t.server.ID, LeaseEpoch: t.lease.Epoch,
 	}
 	if d.TTLSeconds > 0 {

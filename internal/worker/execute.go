@@ -27,7 +27,7 @@ const (
 
 // perform executes a claimed command.
 func (t *tenure) perform(ctx context.Context, c *command) verdict {
-	run, done := t.commands.begin(ctx, c.item)
+	run, done := t.commands.begin(ctx, c.item, c.token)
 	defer done()
 	if f := t.halted(run, c); f != nil {
 		return verdict{outcome: computer.Rejected, fault: f}
@@ -41,6 +41,8 @@ func (t *tenure) perform(ctx context.Context, c *command) verdict {
 		v = t.observe(run, c)
 	case events.Create:
 		v = t.make(run, c)
+	case events.Snapshot:
+		v = t.snapshot(run, c)
 	default:
 		v = t.suspend(run, c)
 	}
@@ -206,11 +208,29 @@ func (t *tenure) suspend(ctx context.Context, c *command) verdict {
 		}
 		return struct{}{}, t.provider.Resume(ctx, c.VM)
 	})
+	if err != nil && errors.Is(context.Cause(ctx), kv.ErrLeaseLost) {
+		return verdict{silent: true} // the successor looks
+	}
+	return t.conclusion(err)
+}
+
+// snapshot keeps a sandbox's state as a template of this server.
+func (t *tenure) snapshot(ctx context.Context, c *command) verdict {
+	bound, cancel := context.WithTimeoutCause(ctx, pauseTime, errTimedOut)
+	defer cancel()
+	name, err := watched(bound, t, c.VM, func(ctx context.Context) (string, error) { return t.provider.Snapshot(ctx, c.VM) })
+	v := t.conclusion(err)
+	if err == nil {
+		v.template = events.TemplateAt(name, t.server.ID)
+	}
+	return v
+}
+
+// conclusion is what a call that is done or not, and nothing between, has come to.
+func (t *tenure) conclusion(err error) verdict {
 	switch {
 	case err == nil:
 		return verdict{outcome: computer.OK}
-	case errors.Is(context.Cause(ctx), kv.ErrLeaseLost):
-		return verdict{silent: true}
 	case providers.NothingRan(err):
 		return verdict{outcome: computer.Rejected, fault: faultOf(err)}
 	}
@@ -237,6 +257,7 @@ func faultOf(err error) *computer.Fault {
 		code string
 	}{
 		{errKilled, events.CodeKilled},
+		{errCancelled, events.CodeCancelled},
 		{kv.ErrLeaseLost, events.CodeLeaseLost},
 		{errStopping, events.CodeWorkerDied},
 		{errTimedOut, events.CodeTimeout},

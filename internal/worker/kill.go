@@ -22,32 +22,14 @@ type killMark struct {
 // ended reports whether a kill has ended, or is about to end, this life of the vm.
 func (k killMark) ended(fence uint64) bool { return k.fence >= fence && !k.at.IsZero() && !k.failed }
 
-// kill handles one delivered kill to its end. Kills of one vm run one at a
-// time; they wait for nothing else.
-func (t *tenure) kill(ctx context.Context, it *item) {
-	c, refused, err := t.decode(it)
-	if err != nil {
-		t.giveUp(ctx, it, err)
+// overtake handles one delivered message of the server's second consumer. Kills
+// of one vm run one at a time, and so do cancels; they wait for nothing else.
+func (t *tenure) overtake(ctx context.Context, it *item) {
+	if isCancel(it.msg.Subject()) {
+		t.handle(ctx, it, t.admitCancel, t.callOff)
 		return
 	}
-	ctx, span := t.span(ctx, c)
-	defer span.End()
-	if !t.take(c) {
-		return
-	}
-	defer t.leave(c)
-	defer t.rescue(ctx, c)
-	if refused == nil {
-		refused, err = t.admitKill(ctx, c)
-	}
-	switch {
-	case err != nil:
-		return
-	case refused != nil:
-		t.refuse(ctx, c, refused)
-	default:
-		t.execute(ctx, c, t.destroy)
-	}
+	t.handle(ctx, it, t.admitKill, t.destroy)
 }
 
 // admitKill decides whether there is something to kill: an allocation here, a

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,6 +19,7 @@ type item struct {
 	acked     bool // finished; belongs to the item's handler
 
 	cancel context.CancelCauseFunc // of the run; nil while nothing runs; guarded by lanes.mu
+	token  string                  // of the command that runs; likewise
 }
 
 // lanes run items one at a time per key and in parallel between keys, each in
@@ -109,20 +111,17 @@ func (l *lanes) work(ctx context.Context, key string, b *mailbox) {
 		l.handle(ctx, it)
 		l.mu.Lock()
 		b.running = nil
-		delete(l.held, it.seq)
-		if !it.acked {
-			l.open[it.seq] = true
-		}
 		l.mu.Unlock()
+		l.handled(it)
 	}
 }
 
-// begin returns the context of an item's run, which cancelBefore can end. done
-// must be called.
-func (l *lanes) begin(ctx context.Context, it *item) (run context.Context, done func()) {
+// begin returns the context of a command's run, which cancelBefore and
+// cancelRun can end. done must be called.
+func (l *lanes) begin(ctx context.Context, it *item, token string) (run context.Context, done func()) {
 	run, cancel := context.WithCancelCause(ctx)
 	l.mu.Lock()
-	it.cancel = cancel
+	it.cancel, it.token = cancel, token
 	l.mu.Unlock()
 	return run, func() {
 		l.mu.Lock()
@@ -138,6 +137,56 @@ func (l *lanes) cancelBefore(key string, seq uint64, cause error) {
 	defer l.mu.Unlock()
 	if b := l.boxes[key]; b != nil && b.running != nil && b.running.cancel != nil && b.running.seq < seq {
 		b.running.cancel(cause)
+	}
+}
+
+// cancelRun cancels what runs in a lane if it is the command of that token.
+func (l *lanes) cancelRun(key, token string, cause error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if b := l.boxes[key]; b != nil && b.running != nil && b.running.cancel != nil && b.running.token == token {
+		b.running.cancel(cause)
+	}
+}
+
+// waits returns the items that wait in a lane.
+func (l *lanes) waits(key string) []*item {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if b := l.boxes[key]; b != nil {
+		return slices.Clone(b.waiting)
+	}
+	return nil
+}
+
+// takeOut takes an item out of its lane before its turn, to be handled by
+// whoever has taken it out, and given to handled then. It returns false where
+// the item's turn has come.
+func (l *lanes) takeOut(key string, it *item) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b := l.boxes[key]
+	if b == nil {
+		return false
+	}
+	i := slices.Index(b.waiting, it)
+	if i < 0 {
+		return false
+	}
+	b.waiting = slices.Delete(b.waiting, i, i+1)
+	if it.fresh {
+		b.fresh--
+	}
+	return true
+}
+
+// handled ends the holding of an item.
+func (l *lanes) handled(it *item) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.held, it.seq)
+	if !it.acked {
+		l.open[it.seq] = true
 	}
 }
 

@@ -32,6 +32,10 @@ func (t *tenure) recover(ctx context.Context, c *command, p *prior) {
 		v = t.recoverCreate(ctx, c)
 	case events.Kill:
 		v = t.recoverKill(ctx, c)
+	case events.Cancel:
+		v = t.callOff(ctx, c)
+	case events.Snapshot:
+		v = verdict{outcome: computer.Unknown, fault: fault(events.CodeWorkerDied, "the worker died while it took the snapshot; the server may have kept it")}
 	default:
 		v = t.recoverSuspend(ctx, c)
 	}
@@ -40,7 +44,7 @@ func (t *tenure) recover(ctx context.Context, c *command, p *prior) {
 
 // again runs what may be run again.
 func (t *tenure) again(ctx context.Context, c *command, run func(context.Context, *command) verdict) verdict {
-	bound, done := t.commands.begin(ctx, c.item)
+	bound, done := t.commands.begin(ctx, c.item, c.token)
 	defer done()
 	if !t.lease.Trusted() || bound.Err() != nil {
 		return verdict{silent: true}
@@ -56,7 +60,7 @@ func (t *tenure) again(ctx context.Context, c *command, run func(context.Context
 // it, so that is unknown too. It asks no longer than the act may run from its
 // claim on, so that computer.FinishTime holds over a takeover as well.
 func (t *tenure) recoverAct(ctx context.Context, c *command, claimed time.Time) verdict {
-	run, done := t.commands.begin(ctx, c.item)
+	run, done := t.commands.begin(ctx, c.item, c.token)
 	defer done()
 	bound, cancel := context.WithTimeoutCause(run, max(time.Until(claimed.Add(computer.ActTime(c.actions))), lookTime), errTimedOut)
 	defer cancel()

@@ -38,6 +38,7 @@ var (
 	errAbandoned = errors.New("the worker is gone") // nothing more may be said; in tests as if the process had been killed
 	errBusClosed = fmt.Errorf("the NATS connection was closed: %w", errAbandoned)
 	errKilled    = errors.New("the sandbox was killed")
+	errCancelled = errors.New("the command was cancelled")
 	errTimedOut  = errors.New("no answer in the time that the command may take")
 )
 

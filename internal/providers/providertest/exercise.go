@@ -34,8 +34,15 @@ type Options struct {
 	ChecksFences bool
 	// Recalls: batches can be recalled by their key.
 	Recalls bool
+	// Fleet: the provider is the bus. There an observation waits for its own
+	// sandbox's batch, a vm id that has ended names no other sandbox, and a crash
+	// is on record a while after its calls have ended.
+	Fleet bool
 	// Crash makes a sandbox die from outside; nil: not tested.
 	Crash func(t *testing.T, p providers.Provider, vm string)
+	// Goroutines counts those of the provider, where others of this process come
+	// and go beside it; nil: all.
+	Goroutines func() int
 	// Strays lists what the provider has left behind after Close, such as
 	// processes; nil: nothing to look for.
 	Strays func(t *testing.T) []string
@@ -218,7 +225,11 @@ func opening(target string) computer.Action {
 
 // leaks starts a provider, uses it, closes it, and looks for what is left.
 func leaks(t *testing.T, newProvider func(t *testing.T) providers.Provider, opts Options) {
-	before := runtime.NumGoroutine()
+	count := runtime.NumGoroutine
+	if opts.Goroutines != nil {
+		count = opts.Goroutines
+	}
+	before := count()
 	t.Run("use", func(t *testing.T) {
 		p := newProvider(t)
 		s := &suite{p: p, opts: opts, info: p.Info()}
@@ -232,11 +243,11 @@ func leaks(t *testing.T, newProvider func(t *testing.T) providers.Provider, opts
 		b.observe(t)
 	})
 	deadline := time.Now().Add(30 * time.Second)
-	for runtime.NumGoroutine() > before && time.Now().Before(deadline) {
+	for count() > before && time.Now().Before(deadline) {
 		runtime.Gosched()
 		<-time.After(5 * time.Millisecond)
 	}
-	if n := runtime.NumGoroutine(); n > before {
+	if n := count(); n > before {
 		buf := make([]byte, 1<<20)
 		t.Errorf("%d goroutines, %d before; all stacks:\n%s", n, before, buf[:runtime.Stack(buf, true)])
 	}

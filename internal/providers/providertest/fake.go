@@ -27,7 +27,7 @@ type FakeOptions struct {
 }
 
 // DefaultFakeCapabilities are what a Fake declares unless told otherwise.
-var DefaultFakeCapabilities = []providers.Capability{providers.Browser, providers.Clipboard, providers.PauseCap, providers.Shell}
+var DefaultFakeCapabilities = []providers.Capability{providers.Browser, providers.Clipboard, providers.PauseCap, providers.Shell, providers.Snapshot}
 
 // Effect is one action that took effect in a sandbox. It is recorded at the
 // moment of the effect: after Kill has returned, a sandbox has no further one.
@@ -44,15 +44,16 @@ type Effect struct {
 
 // Life is one sandbox's life, from the moment that it takes up capacity.
 type Life struct {
-	VM      string
-	Fence   uint64
-	Epoch   uint64 // Spec.LeaseEpoch of the create
-	Tenant  string
-	Role    string
-	Created time.Time
-	Ready   time.Time // zero: it never became ready
-	Ended   time.Time // zero: it lives
-	Why     string    // "killed", "crashed", "expired", "createFailed", "reboot"
+	VM       string
+	Fence    uint64
+	Epoch    uint64 // Spec.LeaseEpoch of the create
+	Tenant   string
+	Role     string
+	Template string
+	Created  time.Time
+	Ready    time.Time // zero: it never became ready
+	Ended    time.Time // zero: it lives
+	Why      string    // "killed", "crashed", "expired", "createFailed", "reboot"
 }
 
 // Fake is an in-memory server and the record of all that happened on it. It
@@ -61,26 +62,27 @@ type Fake struct {
 	info   providers.Info
 	server string
 
-	mu       sync.Mutex
-	capacity int
-	recall   bool
-	fences   bool
-	detached bool
-	boots    int
-	bootID   string // set by SetBootID; "": derived from boots
-	clients  int
-	epoch    uint64 // the highest seen
-	boxes    map[string]*fakeBox
-	records  map[recordKey]*fakeRecord
-	lives    []*Life
-	peak     int
-	effects  []Effect
-	waiters  chan struct{} // closed and renewed at every effect
-	hook     func(Call) Injection
-	rules    []*rule
-	work     sync.WaitGroup // detached work
-	stop     chan struct{}  // closed by Shutdown
-	stopped  bool
+	mu        sync.Mutex
+	capacity  int
+	recall    bool
+	fences    bool
+	detached  bool
+	boots     int
+	bootID    string // set by SetBootID; "": derived from boots
+	clients   int
+	epoch     uint64 // the highest seen
+	boxes     map[string]*fakeBox
+	records   map[recordKey]*fakeRecord
+	templates map[string]string // tenants, by the name of their snapshot
+	lives     []*Life
+	peak      int
+	effects   []Effect
+	waiters   chan struct{} // closed and renewed at every effect
+	hook      func(Call) Injection
+	rules     []*rule
+	work      sync.WaitGroup // detached work
+	stop      chan struct{}  // closed by Shutdown
+	stopped   bool
 }
 
 type recordKey struct{ vm, key string }
@@ -105,17 +107,18 @@ func NewFake(opts FakeOptions) *Fake {
 		kind = "fake"
 	}
 	return &Fake{
-		info:     providers.Info{Kind: kind, Capabilities: caps, Displays: true},
-		server:   opts.ServerID,
-		capacity: opts.Capacity,
-		recall:   opts.Recall,
-		fences:   opts.CheckFences,
-		detached: opts.Detached,
-		boots:    1,
-		boxes:    map[string]*fakeBox{},
-		records:  map[recordKey]*fakeRecord{},
-		waiters:  make(chan struct{}),
-		stop:     make(chan struct{}),
+		info:      providers.Info{Kind: kind, Capabilities: caps, Displays: true},
+		server:    opts.ServerID,
+		capacity:  opts.Capacity,
+		recall:    opts.Recall,
+		fences:    opts.CheckFences,
+		detached:  opts.Detached,
+		boots:     1,
+		boxes:     map[string]*fakeBox{},
+		records:   map[recordKey]*fakeRecord{},
+		templates: map[string]string{},
+		waiters:   make(chan struct{}),
+		stop:      make(chan struct{}),
 	}
 }
 

@@ -194,7 +194,16 @@ func (c *fakeClient) setState(ctx context.Context, method, vm string, state prov
 }
 
 func (c *fakeClient) Snapshot(ctx context.Context, vm string) (string, error) {
-	return c.name(ctx, "Snapshot", vm, providers.Snapshot, "snapshot-")
+	name, err := c.name(ctx, "Snapshot", vm, providers.Snapshot, "snapshot-")
+	if err != nil {
+		return "", err
+	}
+	b, err := c.f.box(vm)
+	if err != nil {
+		return "", err
+	}
+	c.f.set(func() { c.f.templates[name] = b.sandbox.Tenant })
+	return name, nil
 }
 
 func (c *fakeClient) StreamURL(ctx context.Context, vm string) (string, error) {
@@ -316,8 +325,11 @@ func (f *Fake) reserve(spec providers.Spec) (b *fakeBox, mine bool, err error) {
 	if f.capacity > 0 && len(f.boxes) >= f.capacity {
 		return nil, false, fmt.Errorf("%d sandboxes: %w", len(f.boxes), providers.ErrFull)
 	}
+	if tenant, ok := f.templates[spec.Template]; spec.Template != "" && (!ok || tenant != spec.Tenant) {
+		return nil, false, fmt.Errorf("there is no template %q: %w", spec.Template, providers.ErrInvalid)
+	}
 	now := time.Now()
-	life := &Life{VM: spec.VM, Fence: spec.Fence, Epoch: spec.LeaseEpoch, Tenant: spec.Tenant, Role: spec.Role, Created: now}
+	life := &Life{VM: spec.VM, Fence: spec.Fence, Epoch: spec.LeaseEpoch, Tenant: spec.Tenant, Role: spec.Role, Template: spec.Template, Created: now}
 	b = &fakeBox{
 		sandbox: providers.Sandbox{
 			ID: fmt.Sprintf("fake-%d", len(f.lives)+1), VM: spec.VM, Fence: spec.Fence, Tenant: spec.Tenant, Role: spec.Role,

@@ -417,7 +417,9 @@ func (s *suite) concurrency(t *testing.T) {
 		wantErr(t, "the stopped wait", err, context.Canceled)
 	}()
 	quick.do(t, at(computer.Click, 3, 3), act(computer.Screenshot))
-	slow.observe(t) // an observation does not wait for its own sandbox's batch either
+	if !s.opts.Fleet {
+		slow.observe(t) // an observation does not wait for its own sandbox's batch either
+	}
 	select {
 	case <-done:
 		t.Error("the wait ended early")
@@ -438,7 +440,7 @@ func (s *suite) crash(t *testing.T) {
 		_, err := b.try(t.Context(), lasting(computer.Wait, 60))
 		done <- err
 	}()
-	b.observe(t)
+	other.observe(t)
 	started := time.Now()
 	s.opts.Crash(t, s.p, b.vm)
 	if err := <-done; !errors.Is(err, providers.ErrLost) && !errors.Is(err, providers.ErrNotFound) {
@@ -447,10 +449,20 @@ func (s *suite) crash(t *testing.T) {
 	if d := time.Since(started); d > prompt {
 		t.Errorf("the call ended %v after the crash", d)
 	}
-	_, err := s.p.Get(t.Context(), b.vm)
-	wantErr(t, "Get after the crash", err, providers.ErrNotFound)
+	gone := func() bool {
+		_, err := s.p.Get(t.Context(), b.vm)
+		return errors.Is(err, providers.ErrNotFound)
+	}
+	if s.opts.Fleet {
+		eventually(t, "the crash is on record", gone)
+	} else if !gone() {
+		t.Error("a crashed sandbox is found")
+	}
 	other.do(t, at(computer.Click, 3, 3))
-	if _, err := s.p.Create(t.Context(), providers.Spec{VM: b.vm, Fence: b.fence + 1}); err != nil {
+	_, err := s.p.Create(t.Context(), providers.Spec{VM: b.vm, Fence: b.fence + 1})
+	if s.opts.Fleet {
+		wantErr(t, "create after the crash", err, providers.ErrConflict)
+	} else if err != nil {
 		t.Errorf("create after the crash: %v", err)
 	}
 }

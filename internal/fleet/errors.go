@@ -1,0 +1,54 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"berth/internal/computer"
+	"berth/internal/events"
+	"berth/internal/providers"
+)
+
+// errorOf gives a fault the error of the package providers that its code
+// stands for; nil for none.
+func errorOf(f *computer.Fault) error {
+	if f == nil {
+		return nil
+	}
+	var err error
+	switch f.Code {
+	case events.CodeBusy, events.CodeDeadline:
+		return fmt.Errorf("%w: %s", &providers.RateLimitError{RetryAfter: busyAfter}, f.Message)
+	case events.CodeNotFound, events.CodeEnded, events.CodeNotReady, events.CodeWrongServer:
+		err = providers.ErrNotFound
+	case events.CodeVMIDInUse:
+		err = providers.ErrConflict
+	case events.CodeFenceStale:
+		err = providers.ErrFenceStale
+	case events.CodeUnsupported:
+		err = providers.ErrUnsupported
+	case events.CodeBadInput, events.CodeUnknownKey, events.CodeOutOfRange, events.CodeTooLarge, events.CodeUnknownType, events.CodeForbidden:
+		err = providers.ErrInvalid
+	case events.CodeFull, events.CodeQuota, events.CodeQueueTimeout:
+		err = providers.ErrFull
+	case events.CodeKilled, events.CodeLost, events.CodeTTL, events.CodeIdle:
+		err = providers.ErrLost
+	case events.CodeTimeout:
+		err = providers.ErrTimeout
+	case events.CodeCancelled:
+		err = context.Canceled
+	default:
+		err = providers.ErrUnavailable
+	}
+	return fmt.Errorf("%w: %s: %s", err, f.Code, f.Message)
+}
+
+// faultOf is the fault of data that this process refuses itself.
+func faultOf(err error) *computer.Fault {
+	var data *events.DataError
+	if errors.As(err, &data) {
+		return &computer.Fault{Code: data.Code, Message: data.Message}
+	}
+	return &computer.Fault{Code: events.CodeBadInput, Message: err.Error()}
+}

@@ -1,0 +1,165 @@
+package worker
+
+import (
+	"testing"
+	"time"
+
+	"berth/internal/computer"
+	"berth/internal/events"
+)
+
+func cancelOf(id string) map[string]any {
+	return map[string]any{"command": map[string]any{"source": "/test", "id": id}}
+}
+
+// A cancel ends what runs, and what waits, of one command; the sandbox and the
+// commands behind it go on.
+func TestCancel(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.start("a")
+		w.ready("vm-a")
+		running := w.publish("vm-a", events.Act, "running", act(click(1, 1), wait(60), click(2, 2)))
+		waiting := w.publish("vm-a", events.Act, "waiting", act(click(3, 3)))
+		behind := w.publish("vm-a", events.Act, "behind", act(click(4, 4)))
+		w.until("the first runs", 10*time.Second, func() bool { return len(w.fake(server1).EffectsOf("vm-a")) > 0 })
+
+		began := time.Now()
+		c := w.await(w.publish("vm-a", events.Cancel, "c1", cancelOf("waiting")))
+		if c.Outcome != computer.OK {
+			t.Fatalf("cancel of what waits: %+v", c)
+		}
+		if f := w.await(waiting); f.Outcome != computer.Rejected || f.Error == nil || f.Error.Code != events.CodeCancelled || f.Command != events.Act {
+			t.Errorf("what waited: %+v", f)
+		}
+		if _, ended := w.finished(running); ended {
+			t.Error("the cancel of another ended what runs")
+		}
+		if c := w.await(w.publish("vm-a", events.Cancel, "c2", cancelOf("running"))); c.Outcome != computer.OK {
+			t.Fatalf("cancel of what runs: %+v", c)
+		}
+		f := w.await(running)
+		if f.Outcome != computer.Unknown || f.Error == nil || f.Error.Code != events.CodeCancelled {
+			t.Errorf("what ran: %+v", f)
+		}
+		if f := w.await(behind); f.Outcome != computer.OK {
+			t.Errorf("what came behind: %+v", f)
+		}
+		if d := time.Since(began); d > 5*time.Second {
+			t.Errorf("it took %v", d)
+		}
+		if got := mustJSON(keys(w.fake(server1), "vm-a")); got != mustJSON([]string{running.token, behind.token}) {
+			t.Errorf("effects of %s", got)
+		}
+		for _, s := range []sent{running, waiting, behind} {
+			w.once(s)
+		}
+		// What has ended already is as good as cancelled; its result stays.
+		if c := w.await(w.publish("vm-a", events.Cancel, "c3", cancelOf("behind"))); c.Outcome != computer.OK {
+			t.Errorf("cancel of what has ended: %+v", c)
+		}
+		if f := w.await(behind); f.Outcome != computer.OK {
+			t.Errorf("its result is now %+v", f)
+		}
+	})
+}
+
+// A cancel that cannot be says why, and nothing waits for it: not even a kill.
+func TestCancelOfNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.start("a")
+		w.ready("vm-a")
+		none := w.publish("vm-a", events.Cancel, "c1", cancelOf("never-sent"))
+		began := time.Now()
+		if f := w.await(w.publish("vm-a", events.Kill, "k", map[string]any{})); f.Outcome != computer.OK {
+			t.Errorf("kill: %+v", f)
+		}
+		if d := time.Since(began); d > 2*time.Second {
+			t.Errorf("the kill waited %v for the cancel", d)
+		}
+		if f := w.await(none); f.Outcome != computer.Failed || f.Error.Code != events.CodeNotFound {
+			t.Errorf("cancel of nothing: %+v", f)
+		}
+		for id, data := range map[string]map[string]any{
+			"no command":       {},
+			"half a command":   {"command": map[string]any{"id": "x"}},
+			"with actions":     {"command": map[string]any{"source": "/s", "id": "x"}, "actions": []any{click(1, 1)}},
+			"an unknown field": {"command": map[string]any{"source": "/s", "id": "x", "hard": true}},
+		} {
+			if f := w.await(w.publish("vm-a", events.Cancel, id, data)); f.Outcome != computer.Rejected || f.Error.Code != events.CodeBadInput {
+				t.Errorf("%s: %+v", id, f)
+			}
+		}
+		stray := act(click(1, 1))
+		stray["command"] = map[string]any{"source": "/s", "id": "x"}
+		if f := w.await(w.publish("vm-a", events.Act, "names a command", stray)); f.Outcome != computer.Rejected || f.Error.Code != events.CodeBadInput {
+			t.Errorf("an act that names a command: %+v", f)
+		}
+	})
+}
+
+// A create is ended by a kill, never by a cancel.
+func TestCancelOfACreate(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.start("a")
+		w.holds("a")
+		fence := w.place(server1, "vm-a")
+		w.create(server1, "vm-a", fence)
+		c := w.publish("vm-a", events.Cancel, "c", map[string]any{"command": map[string]any{"source": events.SourceScheduler, "id": events.CreateCommandID("vm-a", fence)}})
+		f := w.await(c)
+		if f.Outcome == computer.Failed && f.Error.Code != events.CodeUnsupported || f.Outcome != computer.Failed && f.Outcome != computer.OK {
+			t.Errorf("cancel of a create: %+v", f)
+		}
+		if got := w.fake(server1).Lives(); len(got) != 1 || got[0].Why != "" {
+			t.Errorf("its sandbox: %+v", got)
+		}
+	})
+}
+
+// A cancel whose worker dies is carried out by the successor, and the command
+// is never run again.
+func TestCancelOutlivesItsWorker(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		a := w.start("a")
+		w.ready("vm-a")
+		running := w.publish("vm-a", events.Act, "running", act(click(1, 1), wait(60)))
+		waiting := w.publish("vm-a", events.Act, "waiting", act(click(3, 3)))
+		w.until("it runs", 10*time.Second, func() bool { return len(w.fake(server1).EffectsOf("vm-a")) > 0 })
+		a.crash()
+		c := w.publish("vm-a", events.Cancel, "c", cancelOf("waiting"))
+		w.start("b")
+		if f := w.await(c); f.Outcome != computer.OK {
+			t.Errorf("cancel: %+v", f)
+		}
+		if f := w.await(waiting); f.Outcome != computer.Rejected {
+			t.Errorf("what waited: %+v", f)
+		}
+		w.await(running)
+		if got := mustJSON(keys(w.fake(server1), "vm-a")); got != mustJSON([]string{running.token}) {
+			t.Errorf("effects of %s", got)
+		}
+	})
+}
+
+// A snapshot's name says at which server it is, and a create from it gets the
+// server's own name of it.
+func TestSnapshot(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.start("a")
+		w.ready("vm-a")
+		f := w.await(w.publish("vm-a", events.Snapshot, "s", map[string]any{}))
+		name, server := events.SplitTemplate(f.Template)
+		if f.Outcome != computer.OK || name == "" || server != server1 {
+			t.Fatalf("snapshot: %+v", f)
+		}
+		fence := w.place(server1, "vm-b")
+		made := w.await(w.publishTo(server1, "vm-b", events.Create, events.SourceScheduler, events.CreateCommandID("vm-b", fence), events.CommandCreate{
+			Fence: fence, Tenant: "acme", Role: "default", Template: f.Template, Display: computer.DefaultDisplay, TTLSeconds: 3600, Request: events.Request{Source: "/service", ID: "r"},
+		}))
+		if lives := w.fake(server1).Lives(); made.Outcome != computer.OK || lives[1].Template != name {
+			t.Errorf("create from it: %+v, %+v", made, lives)
+		}
+		if f := w.await(w.publish("vm-a", events.Snapshot, "with actions", act(click(1, 1)))); f.Outcome != computer.Rejected || f.Error.Code != events.CodeBadInput {
+			t.Errorf("a snapshot with actions: %+v", f)
+		}
+	})
+}
