@@ -18,7 +18,7 @@ as_root() {
 }
 
 packages=()
-desktop=(Xvfb:xvfb setxkbmap:x11-xkb-utils openbox:openbox xterm:xterm l3afpad:l3afpad pcmanfm:pcmanfm slirp4netns:slirp4netns)
+desktop=(Xvfb:xvfb setxkbmap:x11-xkb-utils openbox:openbox xterm:xterm l3afpad:l3afpad pcmanfm:pcmanfm slirp4netns:slirp4netns x11vnc:x11vnc)
 has_browser() {
   [ -n "${BERTH_CHROMIUM:-}" ] || command -v chromium || command -v chromium-browser || command -v google-chrome ||
     compgen -G "${HOME:-/root}/.cache/ms-playwright/chromium-*/chrome-linux*/chrome"

@@ -52,7 +52,7 @@ echo "== sandboxd, which is also the guest's first process"
 CGO_ENABLED=0 "$GO" build -C "$source" -trimpath -o "$work/berth-guest" ./cmd/sandboxd
 
 # The list of desktop.Missing, a shell's tools, and what makes pages look right.
-packages=(xvfb x11-xkb-utils openbox xterm l3afpad pcmanfm chromium fonts-dejavu-core ca-certificates procps)
+packages=(xvfb x11-xkb-utils openbox xterm l3afpad pcmanfm x11vnc chromium fonts-dejavu-core ca-certificates procps)
 [ -n "$kernel" ] || packages+=(linux-image-cloud-amd64 busybox-static)
 echo "== root file system: $SUITE and ${packages[*]}"
 mmdebstrap --mode=root --variant=essential --format=directory \

@@ -42,6 +42,7 @@ type AgentConfig struct {
 //	GET  /actions/{key}    → {state, actions?}
 //	DELETE /actions/{key}?epoch=N    cancels it
 //	GET  /screenshot       → image/png, Berth-Cursor, Berth-Title
+//	GET  /view?control=B   Upgrade: rfb; one viewer, who may act where B is true
 //	PUT  /wake             {now, seed}; see AgentConfig.Wake
 //
 // It answers nothing before the desktop is ready.
@@ -113,6 +114,7 @@ func (a *Agent) routes() http.Handler {
 	mux.HandleFunc("GET /actions/{key}", a.recall)
 	mux.HandleFunc("DELETE /actions/{key}", a.cancel)
 	mux.HandleFunc("GET /screenshot", a.screenshot)
+	mux.HandleFunc("GET /view", a.view)
 	if a.wake != nil {
 		mux.HandleFunc("PUT /wake", a.wakeUp)
 	}
@@ -189,6 +191,8 @@ const (
 	RefusedConflict = "conflict"
 	RefusedUnknown  = "notFound"
 	RefusedDown     = "lost"
+	RefusedMissing  = "unsupported" // a program that this needs is not there
+	RefusedPlain    = "upgradeRequired"
 	RefusedEnded    = "cancelled" // before any of it ran; or whoever asked went away and nobody reads this
 )
 

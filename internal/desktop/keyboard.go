@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unicode"
@@ -39,7 +40,8 @@ type keyboard struct {
 
 	otherEvent byte // the event type of a key press on another device; 0: there is none
 
-	held []xproto.Keycode // down, in the order pressed
+	holding sync.Mutex
+	held    []xproto.Keycode // down, in the order pressed; changed by who has the turn
 }
 
 // spare is a key that temporary entries use.
@@ -258,12 +260,14 @@ func sleep(ctx context.Context, d time.Duration) error {
 // stroke sends one key down or up. It is sent, not yet processed.
 func (k *keyboard) stroke(code xproto.Keycode, down bool) {
 	kind := byte(xproto.KeyRelease)
+	k.holding.Lock()
 	if down {
 		kind = xproto.KeyPress
 		k.held = append(k.held, code)
 	} else if i := slices.Index(k.held, code); i >= 0 {
 		k.held = slices.Delete(k.held, i, i+1)
 	}
+	k.holding.Unlock()
 	xtest.FakeInput(k.s.conn, kind, byte(code), 0, k.s.root, 0, 0, 0)
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/jezek/xgb/xproto"
@@ -58,8 +59,10 @@ const arriveWithin = 2 * time.Second
 // at once and processed by the server in order; sync waits for that.
 type mouse struct {
 	s    *Screen
-	held []byte    // buttons that are down, in the order pressed
 	last time.Time // when the last event was sent
+
+	holding sync.Mutex
+	held    []byte // buttons that are down, in the order pressed; changed by who has the turn
 
 	pressed   time.Time // when a click last pressed a button
 	pressedAt computer.Point
@@ -88,6 +91,7 @@ func (m *mouse) move(to computer.Point) {
 func (m *mouse) button(b byte, down bool) {
 	m.last = time.Now()
 	kind := byte(xproto.ButtonRelease)
+	m.holding.Lock()
 	if i := slices.Index(m.held, b); i >= 0 {
 		m.held = slices.Delete(m.held, i, i+1)
 	}
@@ -95,6 +99,7 @@ func (m *mouse) button(b byte, down bool) {
 		kind = xproto.ButtonPress
 		m.held = append(m.held, b)
 	}
+	m.holding.Unlock()
 	xtest.FakeInput(m.s.conn, kind, b, 0, m.s.root, 0, 0, 0)
 }
 

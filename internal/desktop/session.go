@@ -41,6 +41,7 @@ type Options struct {
 // Session is one desktop: X server, window manager, and what drives them.
 type Session struct {
 	person       Person
+	serverUID    int
 	log          *slog.Logger
 	nested       bool
 	browserFlags []string
@@ -98,7 +99,7 @@ func Start(ctx context.Context, opts Options) (*Session, error) {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &Session{
-		person: opts.Person, log: opts.Logger, nested: opts.Nested, browserFlags: opts.BrowserFlags,
+		person: opts.Person, serverUID: opts.ServerUID, log: opts.Logger, nested: opts.Nested, browserFlags: opts.BrowserFlags,
 		turn: make(chan struct{}, 1), down: make(chan struct{}), extra: opts.Env, opened: map[int]bool{},
 	}
 	s.turn <- struct{}{}

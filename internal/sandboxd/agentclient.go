@@ -26,7 +26,10 @@ const (
 var errAgent = errors.New("the sandbox does not answer")
 
 // agentClient speaks to the agent of one sandbox.
-type agentClient struct{ http *http.Client }
+type agentClient struct {
+	http *http.Client
+	dial func(context.Context) (net.Conn, error)
+}
 
 // dialUnix connects to an agent on a unix socket.
 func dialUnix(socket string) func(context.Context) (net.Conn, error) {
@@ -38,7 +41,8 @@ func newAgentClient(dial func(context.Context) (net.Conn, error)) *agentClient {
 		DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 		MaxIdleConnsPerHost: 4, IdleConnTimeout: time.Minute, DisableCompression: true, MaxResponseHeaderBytes: 16 << 10,
 	}
-	return &agentClient{&http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
+	client := &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	return &agentClient{http: client, dial: dial}
 }
 
 func (c *agentClient) close() { c.http.CloseIdleConnections() }
@@ -70,13 +74,18 @@ func (c *agentClient) do(ctx context.Context, method, path string, body any, lim
 		return nil, nil, fmt.Errorf("%w: more than %d bytes", errAgent, limit)
 	}
 	if resp.StatusCode >= 300 {
-		refusal := &agentRefusal{status: resp.StatusCode}
-		if err := json.Unmarshal(raw, &refusal.Refusal); err != nil {
-			return nil, nil, fmt.Errorf("%w: status %d and no reason", errAgent, resp.StatusCode)
-		}
-		return nil, nil, refusal
+		return nil, nil, refused(resp.StatusCode, raw)
 	}
 	return resp.Header, raw, nil
+}
+
+// refused reads an answer that is no success.
+func refused(status int, raw []byte) error {
+	refusal := &agentRefusal{status: status}
+	if err := json.Unmarshal(raw, &refusal.Refusal); err != nil {
+		return fmt.Errorf("%w: status %d and no reason", errAgent, status)
+	}
+	return refusal
 }
 
 func agentFault(ctx context.Context, err error) error {

@@ -1,6 +1,7 @@
 package sandboxd
 
 import (
+	"cmp"
 	"crypto/hmac"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -61,11 +62,14 @@ func (s *Server) Handler() http.Handler {
 		"GET /sandboxes/{id}/computer/actions/{key}":    s.getActions,
 		"DELETE /sandboxes/{id}/computer/actions/{key}": s.deleteActions,
 		"GET /sandboxes/{id}/computer/screenshot":       s.getScreenshot,
+		"POST /sandboxes/{id}/stream/links":             s.postLink,
 	} {
 		mux.HandleFunc(pattern, s.answering(s.withKey(h)))
 	}
 	mux.HandleFunc("GET /sandboxes/{id}/stream", s.answering(s.withToken(s.getStream)))
 	mux.HandleFunc("GET /sandboxes/{id}/stream/frame", s.answering(s.withToken(s.getFrame)))
+	mux.HandleFunc("GET /sandboxes/{id}/stream/rfb", s.answering(s.withToken(s.getRFB)))
+	mux.HandleFunc("GET "+scriptsPath+"{path...}", s.answering(s.getScript))
 	mux.HandleFunc("/", s.answering(func(_ http.ResponseWriter, r *http.Request) error {
 		return &problem{http.StatusNotFound, "notFound", fmt.Sprintf("no call %s %.100s; see /docs", r.Method, r.URL.Path)}
 	}))
@@ -137,6 +141,8 @@ func (s *Server) explain(err error) *problem {
 		return &problem{http.StatusConflict, "too_many_snapshots", err.Error()}
 	case errors.Is(err, errNone), errors.Is(err, errNoTemplate):
 		return &problem{http.StatusNotFound, "notFound", err.Error()}
+	case errors.Is(err, errViewers):
+		return &problem{http.StatusServiceUnavailable, "too_many_viewers", err.Error()}
 	case errors.Is(err, errFull), errors.Is(err, errDraining):
 		return &problem{http.StatusServiceUnavailable, capacityUnavailable, err.Error()}
 	case errors.Is(err, errClosed):
@@ -194,16 +200,22 @@ func (s *Server) hasKey(r *http.Request) bool {
 	return subtle.ConstantTimeCompare(sum[:], s.key[:]) == 1
 }
 
-// withToken lets in who has the key, or a token for the live view.
-func (s *Server) withToken(h handler) handler {
+// withToken lets in who has the key, or a token for the live view with the
+// access that is asked for.
+func (s *Server) withToken(h func(http.ResponseWriter, *http.Request, api.Access) error) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		expires, err := strconv.ParseInt(r.URL.Query().Get("expires"), 10, 64)
-		token := api.StreamToken(s.opts.APIKey, r.PathValue("id"), expires)
-		valid := err == nil && time.Now().Unix() < expires && hmac.Equal([]byte(token), []byte(r.URL.Query().Get("token")))
+		q := r.URL.Query()
+		access := api.Access(cmp.Or(q.Get("access"), string(api.Look)))
+		expires, err := strconv.ParseInt(q.Get("expires"), 10, 64)
+		token := api.StreamToken(s.opts.APIKey, r.PathValue("id"), access, expires)
+		valid := err == nil && time.Now().Unix() < expires && hmac.Equal([]byte(token), []byte(q.Get("token")))
 		if !valid && !s.hasKey(r) {
-			return &problem{http.StatusUnauthorized, "unauthorized", "the address has no valid token, or its time is up"}
+			return &problem{http.StatusUnauthorized, "unauthorized", "the address has no valid token for this, or its time is up"}
 		}
-		return h(w, r)
+		if access != api.Look && access != api.Control {
+			return badInput("access: %s or %s", api.Look, api.Control)
+		}
+		return h(w, r, access)
 	}
 }
 

@@ -46,6 +46,8 @@ type box struct {
 	rec     record
 	users   int           // calls to the agent under way
 	held    bool          // calls are kept away from the agent
+	viewers int           // of the live view
+	leave   chan struct{} // closed to have them go, then another; nil: there are none
 	quiet   chan struct{} // closed when users comes to 0; nil: nobody waits for that
 	waiting int           // callers that wait for the start
 	known   bool          // somebody has been told that it is ready

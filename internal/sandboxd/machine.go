@@ -106,6 +106,9 @@ func (m *desktops) Attributes() map[string]string {
 	if len(m.probe.Denied) > 0 {
 		out["notEnforced"] = strings.Join(m.probe.Denied, "; ")
 	}
+	if err := desktop.ViewMissing(); err != nil {
+		out["liveViewReason"] = err.Error()
+	}
 	if m.probe.NoWay != "" {
 		out["networkReason"] = m.probe.NoWay
 	}

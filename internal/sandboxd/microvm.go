@@ -28,7 +28,8 @@ type microvms struct {
 	version string
 	kept    *templates
 
-	base bool // new desktops are made from the snapshot of one that nobody has used
+	base   bool   // new desktops are made from the snapshot of one that nobody has used
+	noView string // why the image's desktops are shown in pictures only
 }
 
 // probeWithin bounds a look at the host.
@@ -66,7 +67,7 @@ func (m *microvms) prepare(ctx context.Context) error {
 	}
 	info, err := m.kept.find(baseTemplate)
 	if err == nil && info.Of == of {
-		m.base = true
+		m.base, m.noView = true, info.NoView
 		return nil
 	}
 	if err == nil {
@@ -86,7 +87,7 @@ func (m *microvms) fingerprint() (string, error) {
 		return "", err
 	}
 	h := sha256.New()
-	fmt.Fprintln(h, m.version, m.config.VCPUs, m.config.MemoryMiB, m.config.Console, words)
+	fmt.Fprintln(h, "noView", m.version, m.config.VCPUs, m.config.MemoryMiB, m.config.Console, words)
 	for _, path := range []string{m.config.Binary, m.config.Kernel, m.config.Initrd, m.config.RootFS} {
 		if path == "" {
 			continue
@@ -106,10 +107,14 @@ func (m *microvms) fingerprint() (string, error) {
 }
 
 func (m *microvms) Attributes() map[string]string {
-	return map[string]string{
+	out := map[string]string{
 		"machine": "firecracker", "isolation": "microvm", "limits": "microvm", "network": "none", "firecracker": m.version,
 		"memoryBytes": strconv.FormatInt(int64(m.config.MemoryMiB)<<20, 10), "cpus": strconv.Itoa(m.config.VCPUs),
 	}
+	if m.noView != "" {
+		out["liveViewReason"] = m.noView
+	}
+	return out
 }
 
 func (m *microvms) Templates() *templates { return m.kept }
@@ -187,11 +192,14 @@ func (m *microvms) makeBase(ctx context.Context, of string) (err error) {
 	}
 	defer func() { err = errors.Join(err, g.Kill()) }()
 	m.opts.Logger.Info("the image boots", "firecracker", m.version, "took", time.Since(started).Round(time.Millisecond))
+	if err := g.agent.viewable(within); err != nil {
+		m.noView = "in the image " + err.Error()
+	}
 	keeping, stop := context.WithTimeout(ctx, pauseWithin)
 	defer stop()
 	err = g.Pause(keeping)
 	if err == nil {
-		err = m.kept.keep(keeping, baseTemplate, templateInfo{Display: computer.DefaultDisplay, Of: of}, g.Keep)
+		err = m.kept.keep(keeping, baseTemplate, templateInfo{Display: computer.DefaultDisplay, Of: of, NoView: m.noView}, g.Keep)
 	}
 	if err != nil {
 		m.opts.Logger.Warn("there is no snapshot to make desktops from; each boots", "err", err)

@@ -27,6 +27,7 @@ type Options struct {
 	OpenNetworks  []string           // CIDR ranges reachable beside public addresses
 	AllowWeaker   bool               // start also where the host cannot isolate or limit
 	BrowserFlags  []string           // more flags for Chromium
+	NoVNC         string             // directory of noVNC; "": DefaultNoVNC
 	Ephemeral     bool               // sandboxes end with this process, however that ends; call Shutdown, not Close
 	Logger        *slog.Logger
 }

@@ -65,7 +65,7 @@ func (b *box) use() (done func(), err error) {
 }
 
 // hold keeps calls away from the agent until release, and waits for those under
-// way.
+// way. Viewers are sent away.
 func (b *box) hold(ctx context.Context) (release func(), err error) {
 	b.mu.Lock()
 	if b.held {
@@ -73,6 +73,7 @@ func (b *box) hold(ctx context.Context) (release func(), err error) {
 		return nil, errBusy
 	}
 	b.held = true
+	b.dismiss()
 	quiet := make(chan struct{})
 	if b.users == 0 {
 		close(quiet)

@@ -33,6 +33,13 @@ func (s *Server) getCapacity(w http.ResponseWriter, _ *http.Request) error {
 	s.mu.Unlock()
 	attributes := s.machine.Attributes()
 	attributes["warm"] = strconv.Itoa(warm)
+	attributes["liveView"] = "vnc"
+	if err := s.scriptsMissing(); err != nil || attributes["liveViewReason"] != "" {
+		attributes["liveView"] = "pictures"
+		if err != nil {
+			attributes["liveViewReason"] = err.Error()
+		}
+	}
 	roles := s.opts.Roles
 	if roles == nil {
 		roles = []string{}

@@ -41,6 +41,8 @@ type Server struct {
 	starts chan struct{} // bounds guests that start at the same time
 
 	readWithin time.Duration // for a request's body
+	takeWithin time.Duration // for a viewer to take what it is sent
+	viewers    chan struct{} // bounds the live view's, of all sandboxes
 
 	mu       sync.Mutex
 	draining bool
@@ -93,7 +95,7 @@ func newMachine(ctx context.Context, opts Options) (Machine, error) {
 
 func newServer(ctx context.Context, opts Options, st *store, machine Machine) (*Server, error) {
 	s := &Server{
-		opts: opts, log: opts.Logger, machine: machine, store: st, key: sha256.Sum256([]byte(opts.APIKey)), readWithin: readWithin,
+		opts: opts, log: opts.Logger, machine: machine, store: st, key: sha256.Sum256([]byte(opts.APIKey)), readWithin: readWithin, takeWithin: takeWithin, viewers: make(chan struct{}, maxViewers),
 		starts: make(chan struct{}, max(2, runtime.NumCPU())), boxes: map[string]*box{}, slots: map[int]bool{}, endings: map[string]bool{}, refill: make(chan struct{}, 1),
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())

@@ -533,10 +533,10 @@ func TestStream(t *testing.T) {
 	path := w.create(t, "vm-a")
 	until := time.Now().Add(time.Minute).Unix()
 	query := func(id string, expires int64) string {
-		return "?expires=" + strconv.FormatInt(expires, 10) + "&token=" + api.StreamToken(testKey, id, expires)
+		return "?expires=" + strconv.FormatInt(expires, 10) + "&token=" + api.StreamToken(testKey, id, api.Look, expires)
 	}
 	noKey := []string{"X-API-Key", ""}
-	if a := w.want(t, 200, "GET", path+"/stream"+query("vm-a", until), nil, noKey...); !strings.Contains(string(a.body), "/sandboxes/vm-a/stream/frame?expires=") || strings.Contains(string(a.body), testKey) {
+	if a := w.want(t, 200, "GET", path+"/stream"+query("vm-a", until), nil, noKey...); !strings.Contains(string(a.body), "/sandboxes/vm-a/stream/rfb?expires=") || strings.Contains(string(a.body), testKey) {
 		t.Errorf("%s", a.body)
 	}
 	for name, q := range map[string]string{"none": "", "another's": query("vm-b", until), "old": query("vm-a", 1)} {

@@ -28,6 +28,7 @@ type templateInfo struct {
 	Display computer.Display `json:"display"`
 	Tenant  string           `json:"tenant"`       // whose sandboxes may be made from it; "" is a tenant too
 	Of      string           `json:"of,omitempty"` // what it depends on
+	NoView  string           `json:"noView,omitempty"`
 }
 
 // templates are snapshots that sandboxes are made from: a directory for each. A

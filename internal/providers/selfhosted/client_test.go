@@ -316,7 +316,7 @@ func TestStreamURL(t *testing.T) {
 		t.Fatalf("%q, %v, %v", text, err, parseErr)
 	}
 	var expires int64
-	if _, err := fmt.Sscan(u.Query().Get("expires"), &expires); err != nil || u.Query().Get("token") != api.StreamToken(testKey, "a", expires) || u.Path != "/sandboxes/a/stream" {
+	if _, err := fmt.Sscan(u.Query().Get("expires"), &expires); err != nil || u.Query().Get("token") != api.StreamToken(testKey, "a", api.Look, expires) || u.Path != "/sandboxes/a/stream" {
 		t.Errorf("%q: %v", text, err)
 	}
 }

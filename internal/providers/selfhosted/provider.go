@@ -364,7 +364,7 @@ func (p *Provider) post(ctx context.Context, vm, verb string, in call) ([]byte, 
 }
 
 // StreamURL is a page that shows the sandbox for the next twelve hours to
-// whoever has the URL.
+// whoever has the URL, to look at only.
 func (p *Provider) StreamURL(ctx context.Context, vm string) (string, error) {
 	if !slices.Contains(p.info.Capabilities, providers.Stream) {
 		return "", fmt.Errorf("stream: the server has no live view: %w", providers.ErrUnsupported)
@@ -375,7 +375,7 @@ func (p *Provider) StreamURL(ctx context.Context, vm string) (string, error) {
 	expires := time.Now().Add(streamFor).Unix()
 	u := p.client.base.JoinPath("sandboxes", vm, "stream")
 	u.User = nil
-	u.RawQuery = url.Values{"expires": {strconv.FormatInt(expires, 10)}, "token": {api.StreamToken(p.opts.APIKey, vm, expires)}}.Encode()
+	u.RawQuery = url.Values{"expires": {strconv.FormatInt(expires, 10)}, "token": {api.StreamToken(p.opts.APIKey, vm, api.Look, expires)}}.Encode()
 	return u.String(), nil
 }
 
