@@ -24,14 +24,14 @@ type Deps struct {
 func (s Server) Open(ctx context.Context, deps Deps) (providers.Provider, error) {
 	switch s.Kind {
 	case SelfHosted:
-		p, err := selfhosted.New(ctx, selfhosted.Options{ServerID: s.ID, URL: s.URL, APIKey: s.APIKey, Template: s.Template, Logger: deps.Log})
+		p, err := selfhosted.New(ctx, selfhosted.Options{ServerID: s.ID, URL: s.URL, APIKey: s.APIKey, Template: s.Template, CA: s.CA, Logger: deps.Log})
 		if err != nil {
 			return nil, err // it names the server
 		}
 		return p, nil
 	case E2B:
 		p, err := e2b.New(ctx, e2b.Options{
-			ServerID: s.ID, APIURL: s.URL, APIKey: s.APIKey, Template: s.Template, Domain: s.Domain, SandboxURL: s.SandboxURL,
+			ServerID: s.ID, APIURL: s.URL, APIKey: s.APIKey, Template: s.Template, Domain: s.Domain, SandboxURL: s.SandboxURL, CA: s.CA,
 			Clipboard: s.Config.Attributes[clipboardAttribute], Logger: deps.Log,
 		})
 		if err != nil {
@@ -58,13 +58,15 @@ func (s Server) Open(ctx context.Context, deps Deps) (providers.Provider, error)
 
 // EnvironmentHelp describes Config in a worker's usage.
 const EnvironmentHelp = `  SANDBOX_SERVERS_JSON       the servers: [{"id","url","apiKey","roles":[],"priority","maxContainers",
-                             "provider"?,"isolation"?,"attributes"?,"template"?,"domain"?,"sandboxUrl"?}]
+                             "provider"?,"isolation"?,"attributes"?,"template"?,"domain"?,"sandboxUrl"?,"caFile"?}]
   SANDBOX_SERVER_URL         else one self-hosted server; SANDBOX_SERVER_API_KEY its key
   E2B_API_KEY                else E2B; E2B_DOMAIN, E2B_API_URL, E2B_SANDBOX_URL (where all sandboxes are reached,
                              told apart by headers) for a compatible installation
                              else one Playwright server on this machine, playwright-01
   …_FILE                     SANDBOX_SERVERS_JSON, SANDBOX_SERVER_API_KEY and E2B_API_KEY may each be given
                              as a file: SANDBOX_SERVERS_JSON_FILE, SANDBOX_SERVER_API_KEY_FILE, E2B_API_KEY_FILE
+  SANDBOX_SERVER_CA_FILE     certificates, in PEM, to trust instead of the system's; likewise E2B_CA_FILE, and
+                             caFile in SANDBOX_SERVERS_JSON
   SANDBOX_FALLBACK           on: the later choices join with lower priority, a Playwright server last
   SANDBOX_SERVER_ID          serve only these ids of the registry (comma list)
   BERTH_STATE_DIR            where Playwright servers keep what a restarted worker needs to adopt their

@@ -2,10 +2,12 @@ package registry
 
 import (
 	"bytes"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,7 +20,7 @@ import (
 // entryFields are the fields of one entry, in the contract's order.
 var entryFields = []string{
 	"id", "url", "apiKey", "roles", "priority", "maxContainers",
-	"provider", "isolation", "attributes", "template", "domain", "sandboxUrl",
+	"provider", "isolation", "attributes", "template", "domain", "sandboxUrl", "caFile",
 }
 
 // clipboardAttribute names the program with which an E2B template reads and
@@ -30,6 +32,7 @@ const (
 	maxRoles      = 64
 	maxAttributes = 64
 	maxText       = 256
+	maxCA         = 1 << 20 // bytes of a file of certificates
 	maxPriority   = 1_000_000
 )
 
@@ -142,6 +145,9 @@ func (e *entry) parse(raw json.RawMessage) Server {
 			e.fail("sandboxUrl", "only an e2b server has one")
 		}
 	}
+	if s.CA = e.ca(); s.CA != nil && kind == Playwright {
+		e.fail("caFile", "a playwright server is on this machine and has none")
+	}
 	if roles := e.roles(); len(roles) > 0 {
 		s.Config.Roles = roles
 	}
@@ -219,7 +225,7 @@ func (e *entry) text(field string) string {
 		return ""
 	}
 	limit := maxText
-	if field == "apiKey" || field == "url" {
+	if field == "apiKey" || field == "url" || field == "caFile" {
 		limit = 4096
 	}
 	if len(s) > limit || strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r == 0x7f }) {
@@ -227,6 +233,38 @@ func (e *entry) text(field string) string {
 		return ""
 	}
 	return s
+}
+
+// ca reads the file of certificates that caFile names.
+func (e *entry) ca() []byte {
+	path := e.text("caFile")
+	if path == "" {
+		return nil
+	}
+	info, err := os.Stat(path)
+	if err == nil && (!info.Mode().IsRegular() || info.Size() > maxCA) {
+		err = fmt.Errorf("%s is no file of at most %d bytes", path, maxCA)
+	}
+	var raw []byte
+	if err == nil {
+		raw, err = os.ReadFile(path)
+	}
+	if err == nil {
+		err = checkCA(raw)
+	}
+	if err != nil {
+		e.fail("caFile", "%v", err)
+		return nil
+	}
+	return raw
+}
+
+// checkCA returns an error unless raw holds certificates.
+func checkCA(raw []byte) error {
+	if !x509.NewCertPool().AppendCertsFromPEM(raw) {
+		return errors.New("no PEM certificate in it")
+	}
+	return nil
 }
 
 func (e *entry) id() string {

@@ -57,6 +57,8 @@ type Config struct {
 	ServerKeyFile   string `env:"SANDBOX_SERVER_API_KEY_FILE,file"`
 	E2BKey          string `env:"E2B_API_KEY,unset"`
 	E2BKeyFile      string `env:"E2B_API_KEY_FILE,file"`
+	ServerCA        string `env:"SANDBOX_SERVER_CA_FILE,file"`
+	E2BCA           string `env:"E2B_CA_FILE,file"`
 	E2BDomain       string `env:"E2B_DOMAIN"`
 	E2BURL          string `env:"E2B_API_URL,unset"`
 	E2BSandboxURL   string `env:"E2B_SANDBOX_URL,unset"`
@@ -80,6 +82,7 @@ type Server struct {
 	// SandboxURL is where all sandboxes of an E2B installation are reached; it may
 	// hold credentials.
 	SandboxURL string
+	CA         []byte // PEM certificates to trust instead of the system's; nil: the system's
 }
 
 // String keeps keys and URLs out of logs, whichever verb prints a Server.
@@ -120,7 +123,9 @@ func (c Config) Load() ([]Server, []error) {
 		if err := checkURL(c.ServerURL); err != nil {
 			errs = append(errs, fmt.Errorf("SANDBOX_SERVER_URL: %w", err))
 		}
-		choices = append(choices, []Server{Remote("selfhosted-01", c.ServerURL, serverKey)})
+		s := Remote("selfhosted-01", c.ServerURL, serverKey)
+		s.CA = certificates(&errs, "SANDBOX_SERVER_CA_FILE", c.ServerCA)
+		choices = append(choices, []Server{s})
 	} else if serverKey != "" {
 		errs = append(errs, errors.New("SANDBOX_SERVER_API_KEY: set without SANDBOX_SERVER_URL"))
 	}
@@ -142,6 +147,7 @@ func (c Config) Load() ([]Server, []error) {
 	if e2bKey != "" {
 		s := newServer("e2b-01", E2B)
 		s.APIKey, s.URL, s.Domain, s.SandboxURL = e2bKey, c.E2BURL, c.E2BDomain, c.E2BSandboxURL
+		s.CA = certificates(&errs, "E2B_CA_FILE", c.E2BCA)
 		choices = append(choices, []Server{s})
 	}
 	choices = append(choices, []Server{newServer("playwright-01", Playwright)})
@@ -171,6 +177,17 @@ func pick(errs *[]error, name, value, file string) string {
 		return value
 	}
 	return strings.TrimSpace(file)
+}
+
+// certificates checks the content of a variable's file; "" is none.
+func certificates(errs *[]error, name, content string) []byte {
+	if content == "" {
+		return nil
+	}
+	if err := checkCA([]byte(content)); err != nil {
+		*errs = append(*errs, fmt.Errorf("%s: %w", name, err))
+	}
+	return []byte(content)
 }
 
 // join adds the later choices to the first, each with a lower priority than

@@ -2,8 +2,14 @@ package registry
 
 import (
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -80,9 +86,12 @@ func TestEveryFaultIsListed(t *testing.T) {
 			"ax102-05",
 			{"id":"ax102-06","url":"http://a","maxContainers":0,"domain":"a b","provider":"e2b","apiKey":"k"},
 			{"id":"e2b-02","provider":"e2b","apiKey":"k","sandboxUrl":"x://` + secret + `","attributes":{"clipboard":"pbcopy"}},
-			{"id":"ax102-07","url":"http://a","sandboxUrl":"http://b"}
+			{"id":"ax102-07","url":"http://a","sandboxUrl":"http://b"},
+			{"id":"ax102-08","url":"https://a","caFile":"/no/such/file"},
+			{"id":"ax102-10","url":"https://a","caFile":"/dev/zero"},
+			{"id":"playwright-07","provider":"playwright","caFile":"registry.go"}
 		]`,
-		ServersFile: "x", Fallback: "yes", ServerKey: secret, E2BURL: "gopher://" + secret, E2BDomain: "a/b", E2BSandboxURL: secret, Only: "Nope", PlaywrightSpare: 1000,
+		ServersFile: "x", Fallback: "yes", ServerKey: secret, E2BURL: "gopher://" + secret, E2BDomain: "a/b", E2BSandboxURL: secret, ServerCA: secret, E2BCA: secret, ServerURL: "http://a", E2BKey: secret, Only: "Nope", PlaywrightSpare: 1000,
 	}
 	_, errs := cfg.Load()
 	var all strings.Builder
@@ -94,7 +103,8 @@ func TestEveryFaultIsListed(t *testing.T) {
 		"[2].provider:", "[2].isolation:", "[2].colour: unknown field", "[4].id: \"ax102-03\" is already the id of [3]", "[4].priority:",
 		"[4].roles[0]:", "[4].roles[1]:", "[4].attributes.a:", "[5].url:", "[6].apiKey:", "[7].id: given twice", "[7].url:", "[7].roles:", "[7].attributes:",
 		"[8]: not an object", "[9].maxContainers:", "[9].domain:", "[10].sandboxUrl:", "[10].attributes.clipboard:", "[11].sandboxUrl:",
-		"SANDBOX_SERVERS_JSON and SANDBOX_SERVERS_JSON_FILE", "SANDBOX_FALLBACK:", "SANDBOX_SERVER_API_KEY:", "E2B_API_URL:", "E2B_DOMAIN:", "E2B_SANDBOX_URL:", "SANDBOX_SERVER_ID:", "BERTH_PLAYWRIGHT_SPARES:",
+		"[12].caFile:", "[13].caFile:", "[14].caFile: no PEM certificate", "SANDBOX_SERVER_CA_FILE:", "E2B_CA_FILE:",
+		"SANDBOX_SERVERS_JSON and SANDBOX_SERVERS_JSON_FILE", "SANDBOX_FALLBACK:", "E2B_API_URL:", "E2B_DOMAIN:", "E2B_SANDBOX_URL:", "SANDBOX_SERVER_ID:", "BERTH_PLAYWRIGHT_SPARES:",
 	} {
 		if !strings.Contains(all.String(), want) {
 			t.Errorf("no fault %q", want)
@@ -125,6 +135,9 @@ func TestWholeListFaults(t *testing.T) {
 			t.Errorf("%.60s: %v, want %q", text, errs, want)
 		}
 	}
+	if _, errs := (Config{ServerKey: secret}).Load(); len(errs) != 1 || !strings.HasPrefix(errs[0].Error(), "SANDBOX_SERVER_API_KEY: set without") {
+		t.Errorf("a key for no server: %v", errs)
+	}
 	_, errs := Config{Only: "playwright-02,playwright-03"}.Load()
 	if len(errs) != 2 || !strings.Contains(errs[0].Error(), "it has playwright-01") {
 		t.Errorf("unknown ids: %v", errs)
@@ -152,6 +165,41 @@ func TestOpenChoosesTheProvider(t *testing.T) {
 	}
 	if servers[1].SandboxURL != nowhere || servers[1].Domain != "e2b.example" {
 		t.Errorf("the second entry: %+v", servers[1].Config)
+	}
+}
+
+// A server's own CA is trusted where its entry names it, and only there.
+func TestOwnCA(t *testing.T) {
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, `{"maxContainers":2,"capabilities":["desktop"]}`)
+	}))
+	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(file, ca, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, cfg := range map[string]Config{
+		"in the list": {ServersJSON: fmt.Sprintf(`[{"id":"ax102-01","url":%q,"caFile":%q}]`, server.URL, file)},
+		"of the one":  {ServerURL: server.URL, ServerCA: string(ca)},
+	} {
+		servers, errs := cfg.Load()
+		if len(errs) > 0 {
+			t.Fatal(errs)
+		}
+		p, err := servers[0].Open(t.Context(), Deps{})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	servers, _ := Config{ServerURL: server.URL}.Load()
+	if _, err := servers[0].Open(t.Context(), Deps{}); !errors.Is(err, providers.ErrUnavailable) {
+		t.Errorf("without it: %v", err)
 	}
 }
 
