@@ -20,7 +20,7 @@ func TestFallback(t *testing.T) {
 		t.Fatal(faults)
 	}
 	can := map[registry.Kind][]string{
-		registry.SelfHosted: {"browser", "desktop", "shell"}, registry.E2B: {"browser", "desktop", "pause", "shell"}, registry.Playwright: {"browser", "clipboard"},
+		registry.SelfHosted: {"browser", "desktop", "shell"}, registry.E2B: {"browser", "desktop", "pause", "shell"}, registry.Playwright: {"browser", "clipboard", "pause", "snapshot"},
 	}
 	run(t, func(t *testing.T, b *bundle) {
 		workers := map[registry.Kind]*fakeWorker{}

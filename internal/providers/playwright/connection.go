@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -34,6 +35,7 @@ type connection struct {
 	mu      sync.Mutex
 	pages   []*page // in the order opened; the last activated is active
 	active  *page
+	noted   held          // what an earlier connection left; see place
 	changed chan struct{} // closed and renewed when active changes
 }
 
@@ -46,8 +48,9 @@ type page struct {
 	ready   chan struct{} // closed when it is prepared, or that failed
 	loaded  chan struct{} // gets a token when a document has loaded
 	mouse   computer.Point
-	placed  bool   // the page's pointer is at mouse
-	styled  string // the frame whose select elements have another style, see prepareSelect
+	placed  bool       // the page's pointer is at mouse
+	wanted  *savedPage // what it is to be, while it could not be reopened
+	styled  string     // the frame whose select elements have another style, see prepareSelect
 }
 
 // dial connects to the sandbox's browser and prepares its pages. When it is
@@ -228,6 +231,7 @@ func (c *connection) prepare(p *page) error {
 	if err != nil {
 		return err
 	}
+	c.place(p, target)
 	session, err := c.cdp.attach(ctx, target)
 	if err == nil {
 		err = c.cdp.call(ctx, session, "Page.enable", nil, nil)
@@ -251,7 +255,7 @@ func (c *connection) prepare(p *page) error {
 		return fmt.Errorf("set the display: %w", err)
 	}
 	c.mu.Lock()
-	p.target, p.session = target, session
+	p.session = session
 	c.mu.Unlock()
 	return nil
 }
@@ -333,7 +337,10 @@ func (c *connection) removePage(p *page) {
 	}
 	c.activate(next)
 	c.s.work.Go(func() {
-		if c.isGone() || c.s.isDead() {
+		c.s.mu.Lock()
+		quits := c.s.quits
+		c.s.mu.Unlock()
+		if c.isGone() || c.s.isDead() || quits {
 			return
 		}
 		if next != nil {
@@ -389,14 +396,66 @@ func (c *connection) current(ctx context.Context) (*page, error) {
 	}
 }
 
-// activeTarget returns the active page's CDP target, "" while it is opening.
-func (c *connection) activeTarget() string {
+// shown returns the active page's CDP target, "" while it is opening, and those
+// of all pages in the order opened. While pages are still being taken over it is
+// what was noted.
+func (c *connection) shown() (active string, all []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.active == nil {
-		return ""
+	if len(c.noted.Pages) > 0 {
+		return c.noted.Active, c.noted.Pages
 	}
-	return c.active.target
+	for _, p := range c.pages {
+		if p.target != "" {
+			all = append(all, p.target)
+		}
+	}
+	if c.active != nil {
+		active = c.active.target
+	}
+	return active, all
+}
+
+// place gives a page its target. One that an earlier connection knew too is not
+// new, however late Playwright tells of it: the active one of then stays active.
+func (c *connection) place(p *page, target string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p.target = target
+	if slices.Contains(c.noted.Pages, target) && c.active == p || c.noted.Active == target {
+		c.takeUp()
+	}
+}
+
+// takeUp puts the pages in the noted order, which a browser that is connected to
+// anew does not tell, and those that were not noted last, and makes the noted
+// one active. The caller holds c.mu.
+func (c *connection) takeUp() {
+	place := func(p *page) int {
+		if i := slices.Index(c.noted.Pages, p.target); i >= 0 {
+			return i
+		}
+		return len(c.noted.Pages)
+	}
+	slices.SortStableFunc(c.pages, func(a, b *page) int { return place(a) - place(b) })
+	for _, p := range c.pages {
+		if p.target == c.noted.Active && p.target != "" && c.active != p {
+			c.activate(p)
+		}
+	}
+}
+
+// takeOver goes on where an earlier connection was. A nil note ends that: what
+// opens or closes from now on is new.
+func (c *connection) takeOver(note *held) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if note == nil {
+		c.noted = held{}
+		return
+	}
+	c.noted = *note
+	c.takeUp()
 }
 
 // choose makes the page of a target the active one, if it is there.

@@ -50,6 +50,20 @@ func start(t testing.TB, opts Options) *Provider {
 	return p
 }
 
+// find returns the browser of a sandbox that runs.
+func (p *Provider) find(vm string) (*sandbox, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b, err := p.lookup(vm)
+	if err != nil {
+		return nil, err
+	}
+	if b.sandbox == nil {
+		return nil, errPaused
+	}
+	return b.sandbox, nil
+}
+
 // browsersOf lists the live processes whose command line names dir.
 func browsersOf(dir string) []int {
 	var out []int

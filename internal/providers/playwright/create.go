@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"time"
 
 	"berth/internal/computer"
@@ -13,7 +12,8 @@ import (
 
 // Create hands out a spare when there is one, else it starts a browser.
 // Spec.Metadata "dialogs" = "accept" says yes to confirm and prompt dialogs.
-// Templates, and variables other than TZ and LANG, are ErrUnsupported.
+// A template is what Snapshot named, for the same tenant; another is ErrInvalid.
+// Variables other than TZ and LANG are ErrUnsupported.
 func (p *Provider) Create(ctx context.Context, spec providers.Spec) (providers.Sandbox, error) {
 	if err := checkSpec(&spec); err != nil {
 		return providers.Sandbox{}, fmt.Errorf("create vm %s: %w", spec.VM, err)
@@ -34,7 +34,9 @@ func (p *Provider) Create(ctx context.Context, spec providers.Spec) (providers.S
 			return providers.Sandbox{}, context.Cause(ctx)
 		}
 		if b.err == nil {
-			return b.sandbox.handle(), nil
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return p.describe(b), nil
 		}
 		if !errors.Is(b.err, context.Canceled) && !errors.Is(b.err, context.DeadlineExceeded) {
 			return providers.Sandbox{}, b.err
@@ -126,14 +128,17 @@ func createError(ctx context.Context, err error) error {
 		return fmt.Errorf("killed while it started: %w", providers.ErrLost)
 	case cause != nil:
 		return cause // given up by the caller, or closed
-	case errors.Is(err, providers.ErrLost), errors.Is(err, providers.ErrUnavailable):
+	case errors.Is(err, providers.ErrLost), errors.Is(err, providers.ErrUnavailable), errors.Is(err, providers.ErrInvalid):
 		return err
 	}
 	return fmt.Errorf("%w: %w", err, providers.ErrUnavailable)
 }
 
-// obtain takes a warm spare, or starts a browser.
+// obtain takes a warm spare, or starts a browser: from a template always.
 func (p *Provider) obtain(ctx context.Context, spec providers.Spec) (*sandbox, error) {
+	if spec.Template != "" {
+		return p.startFrom(ctx, spec)
+	}
 	if len(spec.Env) == 0 {
 		p.mu.Lock()
 		for len(p.spares) > 0 {
@@ -196,38 +201,11 @@ func (s *sandbox) painted(ctx context.Context) error {
 // start launches a browser, connects to it and waits for its first picture.
 // When it fails nothing stays behind.
 func (p *Provider) start(ctx context.Context, display computer.Display, env map[string]string) (*sandbox, error) {
-	select {
-	case p.launches <- struct{}{}:
-		defer func() { <-p.launches }()
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
 	dir, err := p.state.newBrowserDir()
 	if err != nil {
 		return nil, fmt.Errorf("make the browser's directory: %w", err)
 	}
-	proc, err := p.launcher.launch(ctx, dir, display, env)
-	if err != nil {
-		return nil, errors.Join(err, removeAll(dir))
-	}
-	rec := record{Version: recordVersion, Display: display, PID: proc.pid, Started: proc.started, Endpoint: proc.endpoint}
-	s := newSandbox(p, dir, proc, rec)
-	err = writeJSON(filepath.Join(dir, recordFile), rec)
-	if err == nil {
-		err = s.connect(ctx)
-	}
-	if err == nil {
-		err = s.painted(ctx)
-	}
-	if err == nil && !p.work.Go(func() { s.keep(p.ctx) }) {
-		err = errClosed
-	}
-	if err != nil {
-		s.bury(err)
-		<-s.gone
-		return nil, err
-	}
-	return s, nil
+	return p.boot(ctx, dir, record{Version: recordVersion, Display: display, Env: env}, nil)
 }
 
 // fill keeps the spares warm: one at a time, within the server's limit, with a
@@ -283,14 +261,27 @@ func (p *Provider) wakeFiller() {
 }
 
 // Kill ends the browser with all its processes and removes its profile. It
-// returns when both are gone, and ends calls in the sandbox with ErrLost.
+// returns when both are gone, and ends calls in the sandbox with ErrLost, a
+// pause and a resume too.
 func (p *Provider) Kill(ctx context.Context, vm string) error {
 	p.mu.Lock()
-	if p.closed {
+	first := p.boxes[vm]
+	for p.boxes[vm] == first && first != nil && !p.closed {
+		ended, end := p.ending(first)
 		p.mu.Unlock()
-		return errClosed
+		if end != nil {
+			if err := end(); err != nil {
+				return fmt.Errorf("kill vm %s: %w", vm, err)
+			}
+		}
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return fmt.Errorf("kill vm %s: %w", vm, context.Cause(ctx))
+		}
+		p.mu.Lock()
 	}
-	b := p.boxes[vm]
+	closed := p.closed
 	var going []*sandbox
 	for s, name := range p.dying {
 		if name == vm {
@@ -298,18 +289,6 @@ func (p *Provider) Kill(ctx context.Context, vm string) error {
 		}
 	}
 	p.mu.Unlock()
-	if b != nil {
-		b.cancel(errKilled) // also one that starts
-		select {
-		case <-b.done:
-		case <-ctx.Done():
-			return fmt.Errorf("kill vm %s: %w", vm, context.Cause(ctx))
-		}
-		if b.sandbox != nil {
-			b.sandbox.bury(errKilled)
-			going = append(going, b.sandbox)
-		}
-	}
 	for _, s := range going {
 		select {
 		case <-s.gone:
@@ -317,5 +296,33 @@ func (p *Provider) Kill(ctx context.Context, vm string) error {
 			return fmt.Errorf("kill vm %s: %w", vm, context.Cause(ctx))
 		}
 	}
+	if closed {
+		return errClosed
+	}
 	return nil
+}
+
+// ending begins, or continues, the end of a slot: it returns what to wait for,
+// and what to do before that without p.mu, which the caller holds.
+func (p *Provider) ending(b *slot) (ended <-chan struct{}, end func() error) {
+	select {
+	case <-b.done:
+	default:
+		b.cancel(errKilled)
+		return b.done, nil
+	}
+	if h := b.held; h != nil {
+		h.kill()
+		return h.done, nil
+	}
+	_, release := p.hold(b, func(error) {})
+	s, h := b.sandbox, b.held
+	return h.done, func() error {
+		defer release()
+		if s == nil {
+			return p.remove(b)
+		}
+		s.bury(errKilled)
+		return nil
+	}
 }

@@ -42,24 +42,19 @@ type run struct {
 // the page has not taken in after 30 s, or half a second after ctx has ended,
 // closes the browser (ErrLost), because it could otherwise arrive later.
 func (p *Provider) Execute(ctx context.Context, batch providers.Batch) ([]providers.Result, error) {
-	s, err := p.find(batch.VM)
+	s, done, err := p.use(batch.VM)
 	if err != nil {
 		return nil, err
 	}
+	defer done()
 	actions, err := p.check(s, batch)
 	if err != nil {
 		return nil, err
 	}
-	select {
-	case <-s.turn:
-		defer func() { s.turn <- struct{}{} }()
-	case <-s.dead:
-		return nil, s.lost()
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	case <-p.ctx.Done():
-		return nil, errClosed
+	if err := s.take(ctx); err != nil {
+		return nil, err
 	}
+	defer s.pass()
 	results := make([]providers.Result, len(actions))
 	for i := range results {
 		results[i].Outcome = computer.Skipped
@@ -80,6 +75,22 @@ func (p *Provider) Execute(ctx context.Context, batch providers.Batch) ([]provid
 	}
 	return results, s.noteMove()
 }
+
+// take waits for a batch's turn in the sandbox, which pass gives on.
+func (s *sandbox) take(ctx context.Context) error {
+	select {
+	case <-s.turn:
+		return nil
+	case <-s.dead:
+		return s.lost()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-s.p.ctx.Done():
+		return errClosed
+	}
+}
+
+func (s *sandbox) pass() { s.turn <- struct{}{} }
 
 // check refuses a batch of which nothing may run.
 func (p *Provider) check(s *sandbox, batch providers.Batch) ([]computer.Action, error) {
@@ -303,11 +314,18 @@ func (r *run) pause(ctx context.Context, seconds float64) error {
 // for a successor of this process.
 func (s *sandbox) note() error {
 	s.mu.Lock()
-	h := held{Keys: slices.Clone(s.keys), Buttons: slices.Clone(s.buttons), Cursor: s.cursor}
 	conn := s.conn
 	s.mu.Unlock()
+	return s.noteWith(conn)
+}
+
+// noteWith is note with a connection that is not yet the sandbox's.
+func (s *sandbox) noteWith(conn *connection) error {
+	s.mu.Lock()
+	h := held{Keys: slices.Clone(s.keys), Buttons: slices.Clone(s.buttons), Cursor: s.cursor}
+	s.mu.Unlock()
 	if conn != nil {
-		h.Active = conn.activeTarget()
+		h.Active, h.Pages = conn.shown()
 	}
 	if err := writeJSON(filepath.Join(s.dir, heldFile), h); err != nil {
 		if s.isDead() {
@@ -321,14 +339,19 @@ func (s *sandbox) note() error {
 	return nil
 }
 
-// noteMove notes where the pointer is and which page is active, if either has
+// noteMove notes where the pointer is and which pages are open, if that has
 // changed.
 func (s *sandbox) noteMove() error {
 	s.mu.Lock()
 	conn, moved := s.conn, s.cursor != s.noted.Cursor
-	active := s.noted.Active
+	noted := s.noted
 	s.mu.Unlock()
-	if !moved && (conn == nil || conn.activeTarget() == active) || s.isDead() {
+	if conn != nil {
+		conn.takeOver(nil)
+		active, pages := conn.shown()
+		moved = moved || active != noted.Active || !slices.Equal(pages, noted.Pages)
+	}
+	if !moved || s.isDead() {
 		return nil // a sandbox that died after its last action: the next call says so
 	}
 	return s.note()

@@ -430,7 +430,7 @@ func (s *sandbox) releaseLeftovers(ctx context.Context, c *connection) error {
 	if err != nil {
 		return fmt.Errorf("read what is held: %w", err)
 	}
-	c.choose(h.Active)
+	c.takeOver(&h)
 	pages, active := c.all()
 	err = c.wait(ctx, func(ctx context.Context) error {
 		if active != nil {
@@ -451,7 +451,7 @@ func (s *sandbox) releaseLeftovers(ctx context.Context, c *connection) error {
 	s.mu.Lock()
 	s.cursor, s.keys, s.buttons = h.Cursor, nil, nil
 	s.mu.Unlock()
-	return s.note()
+	return s.noteWith(c)
 }
 
 func (c *connection) releaseRaw(ctx context.Context, p *page, h held) error {

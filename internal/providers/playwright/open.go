@@ -124,6 +124,7 @@ type navigation struct {
 // the call return; if that does not help the browser is closed.
 func (r *run) navigate(ctx context.Context, to string) (navigation, error) {
 	p, conn := r.page, r.conn
+	conn.forgetWanted(p)
 	type outcome struct {
 		went navigation
 		err  error

@@ -116,10 +116,11 @@ func (r *run) picture(ctx context.Context, a computer.Action, out *providers.Res
 // and downloads are those since the last Observe that succeeded. When ctx ends
 // the sandbox lives on: nothing of an observation can arrive late.
 func (p *Provider) Observe(ctx context.Context, vm string) (providers.View, error) {
-	s, err := p.find(vm)
+	s, done, err := p.use(vm)
 	if err != nil {
 		return providers.View{}, err
 	}
+	defer done()
 	limited, cancel := context.WithTimeoutCause(ctx, pictureLimit, errNoPicture)
 	defer cancel()
 	r := &run{sandbox: s}
@@ -168,12 +169,19 @@ func (r *run) observe(ctx context.Context) (_ providers.View, err error) {
 	return providers.View{PNG: raw, Observation: o}, nil
 }
 
+// targetInfo is what the browser's process knows of a page, or something else.
+type targetInfo struct{ TargetID, Title, URL string }
+
+func (c *connection) infos(ctx context.Context) ([]targetInfo, error) {
+	var targets struct{ TargetInfos []targetInfo }
+	err := c.cdp.call(ctx, "", "Target.getTargets", nil, &targets)
+	return targets.TargetInfos, err
+}
+
 // describePages asks the browser's process for the pages' addresses and titles.
 func (c *connection) describePages(ctx context.Context, shown *page) ([]computer.Page, error) {
-	var targets struct {
-		TargetInfos []struct{ TargetID, Title, URL string }
-	}
-	if err := c.cdp.call(ctx, "", "Target.getTargets", nil, &targets); err != nil {
+	infos, err := c.infos(ctx)
+	if err != nil {
 		return nil, err
 	}
 	pages, _ := c.all()
@@ -184,7 +192,7 @@ func (c *connection) describePages(ctx context.Context, shown *page) ([]computer
 		default:
 			continue // it is opening
 		}
-		for _, info := range targets.TargetInfos {
+		for _, info := range infos {
 			if info.TargetID == p.target {
 				out = append(out, computer.Page{URL: info.URL, Title: title(info.Title, info.URL), Active: p == shown})
 			}

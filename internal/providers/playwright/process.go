@@ -212,6 +212,7 @@ func adopt(pid int, started, endpoint, dir string) (*process, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("process %d: %w", pid, err), file.Close())
 	}
+	_ = syscall.Kill(-pid, syscall.SIGCONT) // a crash may have left it frozen; a browser that has just ended cannot be continued
 	p := &process{pid: pid, started: started, endpoint: endpoint, exited: make(chan struct{})}
 	p.unwatch = watchExit(file, func() { close(p.exited) })
 	return p, nil
@@ -245,8 +246,64 @@ func watchExit(pidfd *os.File, exited func()) (stop func()) {
 	}
 }
 
-// kill ends the whole group at once and waits until no process of it runs. The
-// profile is thrown away, so there is nothing that a gentler signal would save.
+// quit asks a browser to write its profile and exit, and waits for that, at
+// most quitWithin, and not when stop is closed. Whoever calls it kills what is
+// left.
+func (p *process) quit(stop <-chan struct{}) {
+	ctx, cancel := context.WithTimeout(context.Background(), quitWithin)
+	var helpers sync.WaitGroup
+	defer helpers.Wait()
+	defer cancel()
+	helpers.Go(func() {
+		select {
+		case <-stop:
+			cancel()
+		case <-p.exited:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	c, err := dialDevtools(ctx, p.endpoint, func(read func()) bool { helpers.Go(read); return true })
+	if err != nil {
+		return // there is nobody to ask
+	}
+	defer c.close()
+	_ = c.call(ctx, "", "Browser.close", nil, nil) // what counts is the exit
+	<-ctx.Done()
+}
+
+// freeze stops every process of the group, so that their files stand still, and
+// returns when they have stopped. thaw must be called.
+func (p *process) freeze(ctx context.Context) (thaw func(), err error) {
+	thaw = func() { _ = syscall.Kill(-p.pid, syscall.SIGCONT) } // fails when it has ended
+	if err := syscall.Kill(-p.pid, syscall.SIGSTOP); err != nil {
+		return nil, fmt.Errorf("freeze the browser: %w", err)
+	}
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for p.moves() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			thaw()
+			return nil, context.Cause(ctx)
+		}
+	}
+	return thaw, nil
+}
+
+// moves reports whether a process of the group is neither stopped nor ended.
+func (p *process) moves() bool {
+	moves := false
+	eachProcess(func(pid int) {
+		s, err := readStat(pid)
+		moves = moves || err == nil && s.pgrp == p.pid && s.state != "T" && s.state != "Z" && s.state != "X"
+	})
+	return moves
+}
+
+// kill ends the whole group at once and waits until no process of it runs. What
+// of the profile shall stay was written before, see quit.
 func (p *process) kill(ctx context.Context) error {
 	return killGroup(ctx, p.pid)
 }

@@ -24,7 +24,7 @@ const DefaultSpares = 2
 
 // capabilities are what this provider declares, sorted. It is a browser, not a
 // desktop: no shell, no windows, no files that an action could reach.
-var capabilities = []providers.Capability{providers.Browser, providers.Clipboard}
+var capabilities = []providers.Capability{providers.Browser, providers.Clipboard, providers.PauseCap, providers.Snapshot}
 
 // Options configure a provider.
 type Options struct {
@@ -37,6 +37,7 @@ type Options struct {
 	Logger        *slog.Logger // nil: none
 
 	pingEvery, pingWithin time.Duration // how the driver is watched; for tests
+	edge                  func(string)  // called between the steps of a pause, a resume and a snapshot; for tests
 }
 
 // Provider holds sandboxes that are browsers on this machine. See the package
@@ -46,7 +47,8 @@ type Provider struct {
 	log      *slog.Logger
 	launcher *launcher
 	state    *state
-	boot     string
+	kept     *templates
+	bootID   string
 	launches chan struct{} // bounds browser starts at the same time
 
 	ctx    context.Context // ends with Close; not a caller's
@@ -68,14 +70,20 @@ type Provider struct {
 	refill chan struct{}  // tells the filler to look
 }
 
-// slot is a vm that takes up capacity.
+// slot is a vm that takes up capacity. When done is closed and err is nil, one
+// of sandbox and paused is set. Provider.mu guards all that changes after that.
 type slot struct {
 	fence   uint64
 	handle  providers.Sandbox // while it starts
-	sandbox *sandbox          // set when done is closed and err is nil
+	sandbox *sandbox          // while it runs
+	paused  *paused           // while it does not
 	err     error
 	done    chan struct{}
 	cancel  context.CancelCauseFunc
+
+	users int           // calls in the sandbox
+	quiet chan struct{} // closed when users becomes 0, if somebody waits for that
+	held  *hold         // keeps calls away
 }
 
 var _ providers.Provider = (*Provider)(nil)
@@ -91,6 +99,9 @@ func New(ctx context.Context, opts Options) (*Provider, error) {
 	}
 	if opts.Spares == 0 {
 		opts.Spares = DefaultSpares
+	}
+	if opts.edge == nil {
+		opts.edge = func(string) {}
 	}
 	if opts.pingEvery == 0 {
 		opts.pingEvery, opts.pingWithin = 5*time.Second, 10*time.Second
@@ -112,6 +123,9 @@ func New(ctx context.Context, opts Options) (*Provider, error) {
 	}
 	if p.state, err = openState(ctx, opts.StateDir); err != nil {
 		return nil, err
+	}
+	if p.kept, err = openTemplates(filepath.Join(p.state.dir, "templates")); err != nil {
+		return nil, errors.Join(err, p.state.close())
 	}
 	p.ctx, p.cancel = context.WithCancelCause(context.Background())
 	p.launcher = newLauncher(executable, opts.Ephemeral)
@@ -148,12 +162,19 @@ func (p *Provider) adoptAll(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read state directory: %w", err)
 	}
-	recorded, adopted := 0, []*sandbox{}
+	recorded, shelved, adopted := 0, 0, []*sandbox{}
 	for _, dir := range dirs {
 		var rec record
 		err := readJSON(filepath.Join(dir, recordFile), &rec)
 		if err == nil && rec.VM != "" {
 			recorded++
+		}
+		if err == nil && rec.VM != "" && rec.Version == recordVersion && !p.opts.Ephemeral && isPaused(dir) {
+			if err := p.shelf(ctx, dir, rec); err != nil {
+				return fmt.Errorf("take over paused vm %s: %w", rec.VM, err)
+			}
+			shelved++
+			continue
 		}
 		var proc *process
 		if err == nil && rec.VM != "" && rec.Version == recordVersion && !p.opts.Ephemeral {
@@ -161,7 +182,7 @@ func (p *Provider) adoptAll(ctx context.Context) error {
 		}
 		if proc == nil {
 			p.log.Info("removing a browser of an earlier process", "vm", rec.VM, "reason", err)
-			if err := errors.Join(reap(ctx, dir), removeAll(dir)); err != nil {
+			if err := errors.Join(reap(ctx, dir), discard(dir)); err != nil {
 				return fmt.Errorf("remove an earlier browser: %w", err)
 			}
 			continue
@@ -173,7 +194,7 @@ func (p *Provider) adoptAll(ctx context.Context) error {
 		p.boxes[rec.VM] = &slot{fence: rec.Fence, sandbox: s, done: done, cancel: func(error) {}}
 		adopted = append(adopted, s)
 	}
-	if p.boot, err = p.state.bootID(recorded > 0 && len(adopted) == 0 || p.opts.Ephemeral); err != nil {
+	if p.bootID, err = p.state.bootID(recorded > 0 && len(adopted)+shelved == 0 || p.opts.Ephemeral); err != nil {
 		return err
 	}
 	for _, s := range adopted {
@@ -215,18 +236,27 @@ func (p *Provider) Close() error {
 	if !p.work.wait(time.Minute) { // the supervisor stops the driver, which ends every call in flight
 		p.log.Error("the provider's own work does not end")
 	}
+	var errs []error
 	for _, b := range p.slots() {
 		<-b.done
-		if b.sandbox != nil && !b.sandbox.isDead() {
-			if !b.sandbox.work.wait(callsEndWithin) {
-				p.log.Error("calls hang without a driver", "vm", b.sandbox.vm())
+		p.mu.Lock()
+		s, shelf := b.sandbox, b.paused
+		p.mu.Unlock()
+		switch {
+		case s != nil && p.opts.Ephemeral:
+			s.bury(errKilled) // also one that was just resumed
+		case s != nil && !s.isDead():
+			if !s.work.wait(callsEndWithin) {
+				p.log.Error("calls hang without a driver", "vm", s.vm())
 			}
-			b.sandbox.proc.unwatch()
+			s.proc.unwatch()
+		case shelf != nil && p.opts.Ephemeral:
+			errs = append(errs, discard(shelf.dir))
 		}
 	}
 	p.awaitDying(func() bool { return len(p.dying) == 0 })
 	p.launcher.close()
-	return p.state.close()
+	return errors.Join(append(errs, p.state.close())...)
 }
 
 var errClosed = fmt.Errorf("provider closed: %w", providers.ErrUnavailable)
@@ -253,7 +283,7 @@ func (p *Provider) Health(ctx context.Context) (providers.Health, error) {
 	if err != nil {
 		return providers.Health{}, fmt.Errorf("Playwright's driver: %w: %w", err, providers.ErrUnavailable)
 	}
-	return providers.Health{BootID: p.boot}, nil
+	return providers.Health{BootID: p.bootID}, nil
 }
 
 // Get returns one sandbox.
@@ -262,12 +292,12 @@ func (p *Provider) Get(ctx context.Context, vm string) (providers.Sandbox, error
 		return providers.Sandbox{}, err
 	}
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	b := p.boxes[vm]
-	p.mu.Unlock()
 	if b == nil {
 		return providers.Sandbox{}, notFound(vm)
 	}
-	return b.describe(), nil
+	return p.describe(b), nil
 }
 
 // List returns the sandboxes in the order of their vm ids. Spares are not
@@ -279,11 +309,12 @@ func (p *Provider) List(ctx context.Context) ([]providers.Sandbox, error) {
 	if p.ctx.Err() != nil {
 		return nil, errClosed
 	}
-	slots := p.slots()
-	out := make([]providers.Sandbox, len(slots))
-	for i, b := range slots {
-		out[i] = b.describe()
+	p.mu.Lock()
+	out := make([]providers.Sandbox, 0, len(p.boxes))
+	for _, b := range p.boxes {
+		out = append(out, p.describe(b))
 	}
+	p.mu.Unlock()
 	slices.SortFunc(out, func(a, b providers.Sandbox) int { return strings.Compare(a.VM, b.VM) })
 	return out, nil
 }
@@ -298,13 +329,13 @@ func (p *Provider) slots() []*slot {
 	return out
 }
 
-func (b *slot) describe() providers.Sandbox {
-	select {
-	case <-b.done:
-		if b.sandbox != nil {
-			return b.sandbox.handle()
-		}
-	default:
+// describe tells what a slot has. The caller holds p.mu.
+func (p *Provider) describe(b *slot) providers.Sandbox {
+	switch {
+	case b.sandbox != nil:
+		return b.sandbox.handle()
+	case b.paused != nil:
+		return b.paused.rec.handle(p.opts.ServerID, providers.Paused)
 	}
 	h := b.handle
 	h.Capabilities = slices.Clone(h.Capabilities)
@@ -313,10 +344,9 @@ func (b *slot) describe() providers.Sandbox {
 
 func notFound(vm string) error { return fmt.Errorf("vm %s: %w", vm, providers.ErrNotFound) }
 
-// find returns a sandbox that is ready.
-func (p *Provider) find(vm string) (*sandbox, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// lookup returns the slot of a sandbox that is ready, or paused. The caller
+// holds p.mu.
+func (p *Provider) lookup(vm string) (*slot, error) {
 	if p.closed {
 		return nil, errClosed
 	}
@@ -324,14 +354,10 @@ func (p *Provider) find(vm string) (*sandbox, error) {
 	if b == nil {
 		return nil, notFound(vm)
 	}
-	select {
-	case <-b.done:
-		if b.sandbox != nil {
-			return b.sandbox, nil
-		}
-	default:
+	if b.sandbox == nil && b.paused == nil {
+		return nil, fmt.Errorf("vm %s is not ready yet: %w", vm, providers.ErrNotFound)
 	}
-	return nil, fmt.Errorf("vm %s is not ready yet: %w", vm, providers.ErrNotFound)
+	return b, nil
 }
 
 // forget takes a sandbox off the inventory and declares it dead, in one step:
@@ -380,17 +406,6 @@ func (p *Provider) SetTimeout(ctx context.Context, vm string, _ time.Duration) e
 	return err
 }
 
-// Pause is not supported.
-func (p *Provider) Pause(context.Context, string) error { return unsupported("pause") }
-
-// Resume is not supported.
-func (p *Provider) Resume(context.Context, string) error { return unsupported("resume") }
-
-// Snapshot is not supported.
-func (p *Provider) Snapshot(context.Context, string) (string, error) {
-	return "", unsupported("snapshot")
-}
-
 // StreamURL is not supported.
 func (p *Provider) StreamURL(context.Context, string) (string, error) {
 	return "", unsupported("a live view")
@@ -420,9 +435,6 @@ func checkSpec(spec *providers.Spec) error {
 	}
 	if !vmID.MatchString(spec.VM) {
 		return fmt.Errorf("%w: vm id %q", providers.ErrInvalid, spec.VM)
-	}
-	if spec.Template != "" {
-		return unsupported(fmt.Sprintf("template %q", spec.Template))
 	}
 	for name := range spec.Env {
 		if !slices.Contains(browserVariables, name) {

@@ -35,21 +35,24 @@ type record struct {
 	Endpoint  string            `json:"endpoint"`
 	CreatedAt time.Time         `json:"createdAt"`
 	Metadata  map[string]string `json:"metadata,omitempty"`
+	Env       map[string]string `json:"env,omitempty"`
 }
 
 // held is what an action is about to press, written before the press and
 // cleared after the release, so that a successor releases what a crash left
-// down; and where the pointer is and which page is active, as of the last
-// batch.
+// down; and where the pointer is, which pages are open and which is active, as
+// of the last batch.
 type held struct {
 	Keys    []string          `json:"keys,omitempty"`
 	Buttons []computer.Button `json:"buttons,omitempty"`
 	Cursor  computer.Point    `json:"cursor"`
 	Active  string            `json:"active,omitempty"` // CDP target of the active page
+	Pages   []string          `json:"pages,omitempty"`  // CDP targets, in the order opened
 }
 
 const (
 	recordFile = "sandbox.json"
+	pausedFile = "paused.json" // there while the sandbox is paused, or on its way; see saved
 	heldFile   = "held.json"
 	bootFile   = "boot.json"
 )
@@ -82,7 +85,8 @@ func readJSON(path string, v any) error {
 //
 //	lock                    held with flock while a provider lives
 //	boot.json               the boot id
-//	browsers/<random>/      one browser: sandbox.json, held.json, browser.log, profile/, downloads/
+//	browsers/<random>/      one browser: sandbox.json, held.json, paused.json, browser.log, profile/, downloads/
+//	templates/<name>/       one snapshot: template.json, Default/ (parts of a profile)
 type state struct {
 	dir       string
 	lock      *os.File

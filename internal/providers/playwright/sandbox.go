@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -45,6 +44,8 @@ type sandbox struct {
 	mu        sync.Mutex
 	rec       record
 	ready     bool // Create has returned it; a spare is not
+	shelved   bool // its end leaves the directory: it is paused, or was and is not yet again what runs
+	quits     bool // its browser was asked to exit
 	conn      *connection
 	connected chan struct{} // closed while conn is set; renewed when it is not
 	why       error         // set before dead is closed
@@ -71,7 +72,8 @@ func newSandbox(p *Provider, dir string, proc *process, rec record) *sandbox {
 
 // bury ends a sandbox for the given reason: it is no longer listed from this
 // moment, calls in it end, and its process and directory go in the background
-// (see gone). Only the first call counts. It does not block.
+// (see gone). Of one that is shelved only the process goes. Only the first call
+// counts. It does not block.
 func (s *sandbox) bury(why error) {
 	s.mu.Lock()
 	if s.why != nil {
@@ -79,10 +81,14 @@ func (s *sandbox) bury(why error) {
 		return
 	}
 	s.why = why
-	vm := s.rec.VM
+	vm, shelved := s.rec.VM, s.shelved
 	s.mu.Unlock()
-	s.p.forget(s, vm) // closes dead
-	if vm != "" && !errors.Is(why, errKilled) {
+	if shelved {
+		s.p.forget(s, "") // its slot has the vm
+	} else {
+		s.p.forget(s, vm) // closes dead
+	}
+	if vm != "" && !shelved && !errors.Is(why, errKilled) {
 		s.p.log.Warn("sandbox lost", "vm", vm, "reason", why)
 	}
 	go func() { // Provider.Close waits for it: see forget and buried
@@ -95,7 +101,10 @@ func (s *sandbox) bury(why error) {
 		if !s.work.wait(callsEndWithin) {
 			s.p.log.Error("calls hang in a browser that is gone", "vm", vm)
 		}
-		if err := removeAll(s.dir); err != nil {
+		if shelved {
+			return
+		}
+		if err := discard(s.dir); err != nil {
 			s.p.log.Error("profile stays", "vm", vm, "error", err)
 		}
 	}()
@@ -294,12 +303,7 @@ func (s *sandbox) ask(ctx context.Context, fn func() error) error {
 func (s *sandbox) handle() providers.Sandbox {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := s.rec
-	return providers.Sandbox{
-		ID: r.VM, VM: r.VM, Fence: r.Fence, Tenant: r.Tenant, Role: r.Role, Owner: r.Owner, Session: r.Session,
-		Server: s.p.opts.ServerID, State: providers.Running, Display: r.Display,
-		Capabilities: slices.Clone(capabilities), CreatedAt: r.CreatedAt,
-	}
+	return s.rec.handle(s.p.opts.ServerID, providers.Running)
 }
 
 // assign makes a spare the sandbox of a vm and records that.
@@ -308,7 +312,7 @@ func (s *sandbox) assign(spec providers.Spec) error {
 	defer s.mu.Unlock()
 	rec := s.rec
 	rec.VM, rec.Fence, rec.Tenant, rec.Role, rec.Owner, rec.Session = spec.VM, spec.Fence, spec.Tenant, spec.Role, spec.Owner, spec.Session
-	rec.Display, rec.CreatedAt, rec.Metadata = spec.Display, time.Now().UTC(), spec.Metadata
+	rec.Display, rec.CreatedAt, rec.Metadata, rec.Env = spec.Display, time.Now().UTC(), spec.Metadata, spec.Env
 	if err := writeJSON(filepath.Join(s.dir, recordFile), rec); err != nil {
 		return fmt.Errorf("record vm %s: %w", spec.VM, err)
 	}

@@ -155,7 +155,6 @@ func TestCheckSpec(t *testing.T) {
 		spec providers.Spec
 		want error
 	}{
-		"template":      {providers.Spec{VM: "vm", Template: "ubuntu"}, providers.ErrUnsupported},
 		"env":           {providers.Spec{VM: "vm", Env: map[string]string{"LD_PRELOAD": "x"}}, providers.ErrUnsupported},
 		"vm with slash": {providers.Spec{VM: "../vm"}, providers.ErrInvalid},
 	} {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -303,6 +304,45 @@ func (s *suite) results(t *testing.T, b *box) {
 	}
 }
 
+// furnished shows a page that stores something in every way that pages can, and
+// fills the clipboard.
+func (b *box) furnished(t *testing.T) *record {
+	t.Helper()
+	page := b.opened(t)
+	if page != nil {
+		b.do(t, press("Control", "F2"))
+		page.awaitType(t, "stored")
+		page.forget()
+	}
+	if b.has(providers.Clipboard) {
+		b.do(t, text(computer.ClipboardWrite, "kept ☕"))
+	}
+	return page
+}
+
+// wantFurnished asks a furnished page, without opening it again, and the
+// clipboard, for what there was.
+func (b *box) wantFurnished(t *testing.T, page *record) {
+	t.Helper()
+	if page != nil {
+		page.forget()
+		b.do(t, press("Control", "F8"))
+		here := strings.TrimPrefix(page.url, b.oracle.base)
+		want := strings.Join([]string{here, here, here, here}, " ")
+		if got := page.awaitType(t, "kept"); got.Data != want {
+			t.Errorf("cookie, localStorage, sessionStorage and database have %q; want %q", got.Data, want)
+		}
+		if o := b.observe(t).Observation; o.URL != "" && o.URL != page.url {
+			t.Errorf("the page is %s; want %s", o.URL, page.url)
+		}
+	}
+	if b.has(providers.Clipboard) {
+		if rs := b.do(t, act(computer.ClipboardRead)); string(rs[0].Value) != `"kept ☕"` {
+			t.Errorf("the clipboard holds %s", rs[0].Value)
+		}
+	}
+}
+
 // pause: a paused sandbox is listed as such, keeps what was in it, and ends when
 // it is killed. What is not declared is in refusals.
 func (s *suite) pause(t *testing.T) {
@@ -311,6 +351,7 @@ func (s *suite) pause(t *testing.T) {
 	}
 	ctx := t.Context()
 	b := s.sandbox(t)
+	page := b.furnished(t)
 	b.do(t, at(computer.Move, 31, 32))
 	state := func(want providers.State) {
 		t.Helper()
@@ -324,6 +365,15 @@ func (s *suite) pause(t *testing.T) {
 		}
 		state(providers.Paused)
 	}
+	if list, err := s.p.List(ctx); err != nil || !slices.ContainsFunc(list, func(o providers.Sandbox) bool { return o.VM == b.vm && o.State == providers.Paused }) {
+		t.Errorf("List: %+v, %v", list, err)
+	}
+	if page != nil { // the fake does not stand still
+		results, err := b.try(ctx, at(computer.Click, 5, 5))
+		if err == nil || !providers.NothingRan(err) || len(results) > 0 && results[0].Outcome == computer.OK {
+			t.Errorf("a click in a paused sandbox: %v, %v", results, err)
+		}
+	}
 	for range 2 {
 		if err := s.p.Resume(ctx, b.vm); err != nil {
 			t.Fatalf("Resume: %v", err)
@@ -333,6 +383,7 @@ func (s *suite) pause(t *testing.T) {
 	if rs := b.do(t, act(computer.Cursor)); string(rs[0].Value) != `{"x":31,"y":32}` {
 		t.Errorf("after the pause the pointer is at %s", rs[0].Value)
 	}
+	b.wantFurnished(t, page)
 	if err := s.p.Pause(ctx, b.vm); err != nil {
 		t.Fatalf("Pause: %v", err)
 	}
@@ -351,11 +402,17 @@ func (s *suite) snapshot(t *testing.T) {
 		return
 	}
 	b := s.sandbox(t)
+	page := b.furnished(t)
 	name, err := s.p.Snapshot(t.Context(), b.vm)
 	if err != nil || name == "" {
 		t.Fatalf("Snapshot: %q, %v", name, err)
 	}
-	b.do(t, act(computer.Cursor))
+	if page != nil {
+		if again := only(b.settle(t, page), "load"); len(again) > 0 {
+			t.Error("the page was loaded anew by a snapshot")
+		}
+	}
+	b.wantFurnished(t, page)
 	other := &box{suite: s, vm: newVM(), fence: 3, display: b.display}
 	t.Cleanup(func() {
 		if err := s.p.Kill(context.Background(), other.vm); err != nil {
@@ -366,6 +423,13 @@ func (s *suite) snapshot(t *testing.T) {
 		t.Fatalf("create from it: %v", err)
 	}
 	other.do(t, at(computer.Click, 5, 5))
+	if page != nil { // a stand-in copies no memory
+		other.wantFurnished(t, page)
+	}
+	_, err = s.p.Create(t.Context(), providers.Spec{VM: newVM(), Fence: 3, Tenant: "rival", Role: "default", Template: name, Display: b.display})
+	wantErr(t, "create from another tenant's template", err, providers.ErrInvalid)
+	_, err = s.p.Create(t.Context(), providers.Spec{VM: newVM(), Fence: 3, Tenant: "acme", Role: "default", Template: "no-such-template", Display: b.display})
+	wantErr(t, "create from an unknown template", err, providers.ErrInvalid)
 	_, err = s.p.Snapshot(t.Context(), newVM())
 	wantErr(t, "Snapshot of an unknown vm", err, providers.ErrNotFound)
 }

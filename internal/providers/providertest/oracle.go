@@ -17,7 +17,7 @@ import (
 var pageHTML []byte
 
 // event is one DOM event as the page saw it, or one of the page's own words:
-// load, painted, scrolled, delivered, moved, answered, hangs.
+// load, painted, scrolled, delivered, moved, answered, hangs, stored, kept.
 type event struct {
 	Seq         int     `json:"seq"`
 	Type        string  `json:"type"`
