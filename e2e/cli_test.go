@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"image/png"
 	"net/http"
@@ -259,6 +260,64 @@ func TestEverythingWithTheNATSCLI(t *testing.T) {
 
 	d.cli(t, "pub", "request.default.sandbox.kill", `{"specversion":"1.0","id":"k1","source":"/e2e","type":"berth.sandbox.kill.v1","data":{"vmId":"structured"}}`)
 	heard.until(20*time.Second, true, `Received on "event.default.structured.killed"`)
+}
+
+// An unused browser is paused: its process ends, and a resume finds its page. So
+// is one that is paused by command, and a kill ends it.
+func TestIdleBrowserIsPaused(t *testing.T) {
+	t.Parallel()
+	d := startDev(t)
+	heard := start(t, filepath.Join(bin, "nats"), nil, "--server", d.url, "sub", "event.>")
+	heard.until(10*time.Second, true, "Subscribing on event.>")
+	pub := func(subject, id, typ, data string) {
+		d.cli(t, "pub", subject, fmt.Sprintf(`{"specversion":"1.0","id":%q,"source":"/e2e","type":"berth.%s.v1","data":%s}`, id, typ, data))
+	}
+	ended := func(id, outcome, part string) {
+		t.Helper()
+		await(t, d.js, "RESULTS", "sandbox.playwright-01.idle.result."+events.Token("/e2e", id), 60*time.Second, func(data []byte) error {
+			if !strings.Contains(string(data), `"type":"berth.command.finished.v1"`) {
+				return fmt.Errorf("%s", data)
+			}
+			if !strings.Contains(string(data), `"outcome":"`+outcome+`"`) || !strings.Contains(string(data), part) {
+				t.Errorf("%s: %s; want %s, and in it %q", id, data, outcome, part)
+			}
+			return nil
+		})
+	}
+	pub("request.default.sandbox.create", "c1", "sandbox.create", `{"vmId":"idle","requires":["pause","snapshot"],"idleTimeoutSeconds":12,"idlePolicy":"pause"}`)
+	d.ready(t, "idle")
+	page := d.demo + "/events?run=idle"
+	pub("sandbox.playwright-01.idle.act", "a1", "command.act", fmt.Sprintf(`{"actions":[{"type":"open","target":%q}]}`, page))
+	ended("a1", "ok", "")
+	browsers := filepath.Join(d.dir, "*", "playwright", "*", "browsers", "*")
+	heard.until(60*time.Second, true, `Received on "event.default.idle.paused"`)
+	saved, err := filepath.Glob(filepath.Join(browsers, "paused.json"))
+	if err != nil || len(saved) != 1 {
+		t.Fatalf("saved state: %v, %v", saved, err)
+	}
+	box := filepath.Dir(saved[0]) // beside it there are spares
+	eventually(t, 20*time.Second, "the browser to end", func() error {
+		if n := processesWith(t, box); n > 0 {
+			return fmt.Errorf("%d processes", n)
+		}
+		return nil
+	})
+	pub("sandbox.playwright-01.idle.act", "a2", "command.act", `{"actions":[{"type":"cursor"}]}`)
+	ended("a2", "rejected", "resume it first")
+	pub("sandbox.playwright-01.idle.resume", "r1", "command.resume", `{}`)
+	ended("r1", "ok", "")
+	pub("sandbox.playwright-01.idle.observe", "o1", "command.observe", `{}`)
+	ended("o1", "ok", page)
+	if n := processesWith(t, box); n == 0 {
+		t.Error("no browser runs; the check above proved nothing")
+	}
+	pub("sandbox.playwright-01.idle.pause", "p1", "command.pause", `{}`)
+	ended("p1", "ok", "")
+	pub("request.default.sandbox.kill", "k1", "sandbox.kill", `{"vmId":"idle"}`)
+	heard.until(20*time.Second, true, `Received on "event.default.idle.killed"`)
+	if _, err := os.Stat(box); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its directory: %v", err)
+	}
 }
 
 // SIGTERM ends `berth dev` with 0, its temporary data and every browser.

@@ -3,6 +3,8 @@ package playwright
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -210,5 +212,36 @@ func BenchmarkObserve(b *testing.B) {
 		})
 	}
 	l.report(b)
+	kill(b, p, "vm")
+}
+
+// BenchmarkPause pauses and resumes a sandbox that shows a page of the shop,
+// with cookies and storage, and keeps it as a template.
+func BenchmarkPause(b *testing.B) {
+	p, shop := start(b, Options{Spares: -1}), newShop(b)
+	create(b, p, "vm")
+	visit(b, p, "vm", shop.URL+"/vm")
+	shop.await(b, "/vm")
+	evaluate(b, p, "vm", `fetch("/cookies").then(() => store("session", "local", "db"))`)
+	var pauses, resumes, snapshots laps
+	for range b.N {
+		snapshots.lap(func() {
+			name, err := p.Snapshot(b.Context(), "vm")
+			if err == nil {
+				err = os.RemoveAll(filepath.Join(p.kept.dir, name)) // there is a limit
+			}
+			if err != nil {
+				b.Fatal(err)
+			}
+		})
+		pauses.lap(func() { pause(b, p, "vm") })
+		resumes.lap(func() { resume(b, p, "vm") })
+	}
+	for name, l := range map[string]laps{"pause": pauses, "resume": resumes, "snapshot": snapshots} {
+		slices.Sort(l)
+		b.ReportMetric(float64(l[len(l)/2].Microseconds())/1000, name+"-p50-ms")
+		b.ReportMetric(float64(l[len(l)*99/100].Microseconds())/1000, name+"-p99-ms")
+	}
+	b.ReportMetric(0, "ns/op")
 	kill(b, p, "vm")
 }
