@@ -40,6 +40,8 @@ type config struct {
 	CPUs         float64       `env:"SANDBOXD_CPUS" flag:"cpus" envDefault:"2" help:"processors' worth of time of a sandbox; 0: no limit"`
 	Processes    int           `env:"SANDBOXD_PROCESSES" flag:"processes" envDefault:"512" help:"processes and threads of a sandbox; 0: no limit"`
 	FilesMiB     int64         `env:"SANDBOXD_FILES_MIB" flag:"files-mib" envDefault:"512" help:"size of the home directory, and of /tmp"`
+	FreeMemory   int64         `env:"SANDBOXD_FREE_MEMORY_MIB" flag:"free-memory-mib" envDefault:"256" help:"memory that the host must have free for another sandbox; a microVM needs its size at least"`
+	FreeDisk     int64         `env:"SANDBOXD_FREE_DISK_MIB" flag:"free-disk-mib" envDefault:"64" help:"disk of the state directory that must stay free"`
 	OpenNetworks []string      `env:"SANDBOXD_OPEN_NETWORKS" flag:"open-networks" help:"IPv4 ranges that sandboxes reach beside public addresses (comma list)"`
 	NoVNC        string        `env:"SANDBOXD_NOVNC" flag:"novnc" envDefault:"/usr/share/novnc" help:"directory of noVNC, for the live view"`
 	AllowWeaker  bool          `env:"SANDBOXD_ALLOW_WEAKER_ISOLATION" flag:"allow-weaker-isolation" help:"start also where the host cannot isolate or limit sandboxes"`
@@ -154,7 +156,7 @@ func (c config) options(log *slog.Logger) sandboxd.Options {
 		StateDir: c.StateDir, APIKey: c.APIKey, MaxContainers: c.Max, Warm: c.Warm, Roles: c.Roles, Machine: c.Machine,
 		Firecracker:  firecracker.Config{Binary: c.Firecracker, Kernel: c.Kernel, Initrd: c.Initrd, RootFS: c.RootFS, Console: c.Console},
 		Limits:       jail.Limits{Memory: c.MemoryMiB << 20, Processes: c.Processes, CPUs: c.CPUs, Files: c.FilesMiB << 20},
-		OpenNetworks: c.OpenNetworks, AllowWeaker: c.AllowWeaker, NoVNC: c.NoVNC, Logger: log,
+		OpenNetworks: c.OpenNetworks, AllowWeaker: c.AllowWeaker, NoVNC: c.NoVNC, FreeMemory: c.FreeMemory << 20, FreeDisk: c.FreeDisk << 20, Logger: log,
 	}
 }
 

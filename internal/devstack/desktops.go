@@ -32,7 +32,7 @@ func serveDesktops(ctx context.Context, group *errgroup.Group, o Options) (regis
 	key := rand.Text()
 	s, err := sandboxd.New(ctx, sandboxd.Options{
 		StateDir: filepath.Join(o.DataDir, "desktop"), APIKey: key, MaxContainers: maxDesktops, Warm: 1, Machine: "desktop",
-		Limits: sandboxd.DefaultLimits(), AllowWeaker: o.Weaker, Ephemeral: true, Logger: log,
+		Limits: sandboxd.DefaultLimits(), AllowWeaker: o.Weaker, Ephemeral: true, FreeMemory: sandboxd.DefaultFreeMemory, FreeDisk: sandboxd.DefaultFreeDisk, Logger: log,
 	})
 	if err != nil {
 		return registry.Server{}, fmt.Errorf("start the server of desktops: %w", err)

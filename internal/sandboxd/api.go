@@ -98,7 +98,7 @@ func (s *Server) answering(h handler) http.HandlerFunc {
 		if r.Context().Err() != nil && p.status != http.StatusRequestTimeout {
 			return // nobody is there to read it
 		}
-		if p.status >= 500 && p.status != http.StatusServiceUnavailable && p.status != http.StatusNotImplemented {
+		if p.status >= 500 && p.status != http.StatusServiceUnavailable && p.status != http.StatusNotImplemented && p.status != http.StatusInsufficientStorage {
 			s.log.Error("a call failed", "method", r.Method, "path", r.URL.Path, "err", err)
 		}
 		s.json(w, p.status, errorBody{Code: p.status, ErrorCode: p.code, Message: p.message})
@@ -143,7 +143,9 @@ func (s *Server) explain(err error) *problem {
 		return &problem{http.StatusNotFound, "notFound", err.Error()}
 	case errors.Is(err, errViewers):
 		return &problem{http.StatusServiceUnavailable, "too_many_viewers", err.Error()}
-	case errors.Is(err, errFull), errors.Is(err, errDraining):
+	case errors.Is(err, errNoStore):
+		return &problem{http.StatusInsufficientStorage, "insufficient_storage", err.Error()}
+	case errors.Is(err, errFull), errors.Is(err, errDraining), errors.Is(err, errNoMemory), errors.Is(err, errNoDisk):
 		return &problem{http.StatusServiceUnavailable, capacityUnavailable, err.Error()}
 	case errors.Is(err, errClosed):
 		return &problem{http.StatusServiceUnavailable, "shutting_down", err.Error()}

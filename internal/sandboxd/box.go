@@ -153,7 +153,7 @@ func (s *Server) start(ctx context.Context, b *box, o order) {
 		s.remember(o.key)
 	}
 	s.mu.Unlock()
-	if !errors.Is(err, errGivenUp) && !errors.Is(err, errKilled) && s.ctx.Err() == nil {
+	if !errors.Is(err, errGivenUp) && !errors.Is(err, errKilled) && !errors.Is(err, errNoMemory) && !errors.Is(err, errNoDisk) && s.ctx.Err() == nil {
 		s.log.Error("a sandbox did not start", "sandbox", o.id, "err", err)
 	}
 	b.err = err

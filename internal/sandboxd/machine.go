@@ -41,6 +41,9 @@ type Guest interface {
 	Agent() *agentClient
 	Gone() <-chan struct{} // closed when it has ended
 	Kill() error           // ends it and waits; works always, also again
+	// Usage is what it takes beside files on the host's disk; it is cheap, and may
+	// be called at any time.
+	Usage() (usage, error)
 }
 
 // Identity names a guest across restarts of this program.

@@ -28,9 +28,18 @@ type Options struct {
 	AllowWeaker   bool               // start also where the host cannot isolate or limit
 	BrowserFlags  []string           // more flags for Chromium
 	NoVNC         string             // directory of noVNC; "": DefaultNoVNC
+	FreeMemory    int64              // bytes of the host's memory that must be free for another sandbox
+	FreeDisk      int64              // bytes of the state directory's disk that must stay free
 	Ephemeral     bool               // sandboxes end with this process, however that ends; call Shutdown, not Close
 	Logger        *slog.Logger
 }
+
+// What a host keeps free, unless its operator says otherwise: a desktop with
+// Chromium on an empty page takes 200 MiB.
+const (
+	DefaultFreeMemory = 256 << 20
+	DefaultFreeDisk   = 64 << 20
+)
 
 // What a Machine can be.
 const (
@@ -58,6 +67,7 @@ func (o Options) Validate() []error {
 	add(o.MaxContainers < 1 || o.MaxContainers > 1000, "max: 1 to 1000 sandboxes")
 	add(o.Warm < 0 || o.Warm > 100, "warm: 0 to 100 spares")
 	add(o.Limits.Memory != 0 && o.Limits.Memory < 128<<20, "memory: at least 128 MiB, or 0 for no limit")
+	add(o.FreeMemory < 0 || o.FreeDisk < 0, "free memory and disk: not negative")
 	add(o.Limits.Files < 0 || o.Limits.CPUs < 0 || o.Limits.Processes < 0, "a limit is negative")
 	for _, r := range o.Roles {
 		add(!identifier.MatchString(r), fmt.Sprintf("role %.70q: letters, digits, _ and -, at most 64", r))

@@ -25,9 +25,10 @@ type Pauser interface {
 }
 
 var (
-	errPaused = errors.New("the sandbox is paused; resume it first")
-	errBusy   = errors.New("the sandbox is being paused, resumed or kept; or a command in it did not end in time for that")
-	errCannot = errors.New("the sandboxes of this server cannot be paused or kept: only microVMs can (--machine firecracker)")
+	errPaused  = errors.New("the sandbox is paused; resume it first")
+	errBusy    = errors.New("the sandbox is being paused, resumed or kept; or a command in it did not end in time for that")
+	errNoStore = errors.New("the snapshot was not begun")
+	errCannot  = errors.New("the sandboxes of this server cannot be paused or kept: only microVMs can (--machine firecracker)")
 )
 
 // Limits of time.
@@ -100,9 +101,10 @@ func (b *box) hold(ctx context.Context) (release func(), err error) {
 	return nil, err
 }
 
-// still runs f while no call to the agent is under way. It goes on when the
-// caller goes away, so that a sandbox is never left half way.
-func (s *Server) still(r *http.Request, f func(context.Context, *box, Pauser) error) error {
+// still runs f while no call to the agent is under way, if the host can hold what
+// f needs. It goes on when the caller goes away, so that a sandbox is never left
+// half way.
+func (s *Server) still(r *http.Request, of func(*box) need, f func(context.Context, *box, Pauser) error) error {
 	b, err := s.running(r.PathValue("id"))
 	if err != nil {
 		return err
@@ -116,6 +118,14 @@ func (s *Server) still(r *http.Request, f func(context.Context, *box, Pauser) er
 		return err
 	}
 	defer release()
+	free, err := s.promise(of(b))
+	if errors.Is(err, errNoDisk) {
+		err = fmt.Errorf("%w: %w", errNoStore, err)
+	}
+	if err != nil {
+		return err
+	}
+	defer free()
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(r.Context()), pauseWithin, errors.New("it took longer than "+pauseWithin.String()))
 	defer cancel()
 	err = f(ctx, b, guest)
@@ -131,7 +141,7 @@ func (s *Server) still(r *http.Request, f func(context.Context, *box, Pauser) er
 }
 
 func (s *Server) postPause(w http.ResponseWriter, r *http.Request) error {
-	err := s.still(r, func(ctx context.Context, _ *box, g Pauser) error { return g.Pause(ctx) })
+	err := s.still(r, s.writing, func(ctx context.Context, _ *box, g Pauser) error { return g.Pause(ctx) })
 	if err == nil {
 		w.WriteHeader(http.StatusNoContent)
 	}
@@ -139,7 +149,7 @@ func (s *Server) postPause(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) postResume(w http.ResponseWriter, r *http.Request) error {
-	err := s.still(r, func(ctx context.Context, _ *box, g Pauser) error { return g.Resume(ctx) })
+	err := s.still(r, s.waking, func(ctx context.Context, _ *box, g Pauser) error { return g.Resume(ctx) })
 	if err == nil {
 		w.WriteHeader(http.StatusNoContent)
 	}
@@ -149,7 +159,7 @@ func (s *Server) postResume(w http.ResponseWriter, r *http.Request) error {
 // postSnapshot keeps a sandbox as a template of its tenant's.
 func (s *Server) postSnapshot(w http.ResponseWriter, r *http.Request) error {
 	name := snapshotPrefix + randomHex(8)
-	err := s.still(r, func(ctx context.Context, b *box, g Pauser) error {
+	err := s.still(r, s.writing, func(ctx context.Context, b *box, g Pauser) error {
 		rec := b.record()
 		return s.machine.(templater).Templates().keep(ctx, name, templateInfo{Display: rec.Display, Tenant: rec.Metadata["tenant"]}, g.Keep)
 	})

@@ -1,6 +1,7 @@
 package sandboxd
 
 import (
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -23,6 +24,7 @@ func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
 func (s *Server) getCapacity(w http.ResponseWriter, _ *http.Request) error {
 	s.mu.Lock()
 	used, pending, warm := 0, 0, len(s.spares)
+	boxes, spares := slices.Collect(maps.Values(s.boxes)), slices.Clone(s.spares)
 	for _, b := range s.boxes {
 		if b.state() == "starting" {
 			pending++
@@ -40,12 +42,17 @@ func (s *Server) getCapacity(w http.ResponseWriter, _ *http.Request) error {
 			attributes["liveViewReason"] = err.Error()
 		}
 	}
+	memory, disk, err := s.free()
+	if err != nil {
+		return err
+	}
 	roles := s.opts.Roles
 	if roles == nil {
 		roles = []string{}
 	}
 	s.json(w, http.StatusOK, map[string]any{
 		"maxContainers": s.opts.MaxContainers, "used": used, "pending": pending, "roles": roles, "capabilities": s.capabilities(), "attributes": attributes,
+		"usage": s.usedBy(boxes, spares), "host": host{memory, disk},
 	})
 	return nil
 }
@@ -61,13 +68,14 @@ type detail struct {
 	WatchedAt    *time.Time        `json:"watchedAt,omitempty"`
 	Display      computer.Display  `json:"display"`
 	Capabilities []string          `json:"capabilities"`
+	Usage        *usage            `json:"usage,omitempty"`
 }
 
 func (b *box) detail() detail {
 	rec := b.record()
 	d := detail{
 		SandboxID: rec.ID, TemplateID: rec.Template, State: b.state(), Metadata: rec.Metadata, StartedAt: rec.StartedAt,
-		Display: rec.Display, Capabilities: b.s.capabilities(),
+		Display: rec.Display, Capabilities: b.s.capabilities(), Usage: b.usage(),
 	}
 	if d.Metadata == nil {
 		d.Metadata = map[string]string{}
@@ -110,7 +118,9 @@ func (s *Server) postSandbox(w http.ResponseWriter, r *http.Request) error {
 	if !b.announce(r.Context()) {
 		return b.kill("nobody waited for it any more")
 	}
-	s.json(w, http.StatusCreated, b.detail())
+	d := b.detail()
+	d.Usage = nil // the same key again answers the same
+	s.json(w, http.StatusCreated, d)
 	return nil
 }
 
@@ -164,11 +174,12 @@ func (n newSandbox) order(r *http.Request) (order, error) {
 
 func (s *Server) getSandboxes(w http.ResponseWriter, _ *http.Request) error {
 	s.mu.Lock()
-	list := make([]detail, 0, len(s.boxes))
-	for _, b := range s.boxes {
+	boxes := slices.Collect(maps.Values(s.boxes))
+	s.mu.Unlock()
+	list := make([]detail, 0, len(boxes))
+	for _, b := range boxes {
 		list = append(list, b.detail())
 	}
-	s.mu.Unlock()
 	slices.SortFunc(list, func(a, b detail) int {
 		if c := a.StartedAt.Compare(b.StartedAt); c != 0 {
 			return c

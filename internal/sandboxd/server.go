@@ -40,6 +40,7 @@ type Server struct {
 	tasks  sync.WaitGroup
 	starts chan struct{} // bounds guests that start at the same time
 
+	room       room          // what is promised of the host's
 	readWithin time.Duration // for a request's body
 	takeWithin time.Duration // for a viewer to take what it is sent
 	viewers    chan struct{} // bounds the live view's, of all sandboxes
@@ -209,8 +210,14 @@ func (s *Server) freeSlot(n int) {
 	delete(s.slots, n)
 }
 
-// launch starts a guest in a new directory, with a record of it.
+// launch starts a guest in a new directory, with a record of it; a host that
+// cannot hold another one refuses at once.
 func (s *Server) launch(ctx context.Context, rec record) (dir string, _ Guest, _ record, err error) {
+	release, err := s.promise(s.starting())
+	if err != nil {
+		return "", nil, rec, err
+	}
+	defer release()
 	select {
 	case s.starts <- struct{}{}:
 		defer func() { <-s.starts }()

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strconv"
 	"strings"
 	"sync"
@@ -43,8 +44,10 @@ func TestLifecycle(t *testing.T) {
 	if a := w.want(t, 409, "POST", "/sandboxes", body, "Idempotency-Key", "another"); a.code() != "conflict" {
 		t.Errorf("%s", a.body)
 	}
-	if a := w.want(t, 200, "GET", "/sandboxes/vm-a", nil); !bytes.Equal(a.body, first.body) {
-		t.Errorf("the detail is %s", a.body)
+	var now detail
+	w.want(t, 200, "GET", "/sandboxes/vm-a", nil).into(t, &now)
+	if now.Usage = nil; !reflect.DeepEqual(now, d) {
+		t.Errorf("the detail is %+v", now)
 	}
 	var list []detail
 	if w.want(t, 200, "GET", "/sandboxes", nil).into(t, &list); len(list) != 1 || list[0].SandboxID != "vm-a" {
@@ -339,7 +342,12 @@ func TestRestart(t *testing.T) {
 	first.want(t, 204, "POST", path+"/timeout", `{"timeout":600}`)
 	first.act(t, path, "before", `{"type":"move","x":5,"y":6}`, "Berth-Epoch", "3")
 	boot := string(first.want(t, 200, "GET", "/health", nil).body)
-	detailBefore := first.want(t, 200, "GET", path, nil)
+	detailOf := func(w *world) (d map[string]any) {
+		w.want(t, 200, "GET", path, nil).into(t, &d)
+		delete(d, "usage") // of the moment
+		return d
+	}
+	before := detailOf(first)
 	if _, err := New(t.Context(), opts); err == nil || !strings.Contains(err.Error(), "another sandboxd") {
 		t.Errorf("a second server of the state directory: %v", err)
 	}
@@ -350,8 +358,8 @@ func TestRestart(t *testing.T) {
 	if got := string(second.want(t, 200, "GET", "/health", nil).body); got != boot {
 		t.Errorf("the boot id changed: %s, %s", boot, got)
 	}
-	if got := second.want(t, 200, "GET", path, nil); !bytes.Equal(got.body, detailBefore.body) {
-		t.Errorf("%s became %s", detailBefore.body, got.body)
+	if got := detailOf(second); !reflect.DeepEqual(got, before) {
+		t.Errorf("%v became %v", before, got)
 	}
 	if got := string(second.act(t, path, "before", `{"type":"move","x":50,"y":60}`)[0].Value) + string(second.act(t, path, "c", `{"type":"cursor"}`)[0].Value); got != `{"x":5,"y":6}` {
 		t.Errorf("a command was forgotten: the pointer is at %s", got)

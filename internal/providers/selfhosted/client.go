@@ -183,6 +183,8 @@ func problem(resp *http.Response, raw []byte) error {
 		return say(providers.ErrLost)
 	case http.StatusNotImplemented:
 		return say(providers.ErrUnsupported)
+	case http.StatusInsufficientStorage:
+		return say(providers.ErrFull)
 	case http.StatusServiceUnavailable:
 		if body.ErrorCode == "sandbox_capacity_unavailable" {
 			return say(providers.ErrFull)

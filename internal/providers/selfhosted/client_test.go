@@ -107,6 +107,7 @@ func TestFaults(t *testing.T) {
 		"501":                   {problem(501, "unsupported"), providers.ErrUnsupported, ""},
 		"502":                   {status(502, "bad gateway"), unavailable, ""},
 		"503":                   {problem(503, "shutting_down"), unavailable, ""},
+		"507":                   {problem(507, "insufficient_storage"), providers.ErrFull, ""},
 		"503 full":              {problem(503, "sandbox_capacity_unavailable"), providers.ErrFull, ""},
 		"504":                   {problem(504, "timeout"), providers.ErrTimeout, ""},
 		"redirect": {func(w http.ResponseWriter, r *http.Request) {

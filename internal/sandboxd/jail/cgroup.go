@@ -26,6 +26,10 @@ type hierarchy struct {
 // needed are the controllers that limit a sandbox.
 var needed = []string{"memory", "pids", "cpu"}
 
+// accounting counts processor time in v1; v2 does with the others. It need not be
+// there.
+const accounting = "cpuacct"
+
 var cgroups = sync.OnceValues(func() (hierarchy, error) { return findCgroups("/proc/self/cgroup", "/sys/fs/cgroup") })
 
 // findCgroups finds the host's hierarchies, v2 or v1 or both side by side, and
@@ -35,15 +39,19 @@ func findCgroups(self, mount string) (hierarchy, error) {
 	if err != nil {
 		return hierarchy{}, fmt.Errorf("read this process's cgroups: %w", err)
 	}
-	h := hierarchy{dirs: map[string]string{}}
+	h, counted := hierarchy{dirs: map[string]string{}}, ""
 	for line := range strings.Lines(string(raw)) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
 		if len(parts) != 3 {
 			continue
 		}
 		for _, controller := range strings.Split(parts[1], ",") {
+			dir := filepath.Join(mount, controller, parts[2], cgroupName)
 			if slices.Contains(needed, controller) {
-				h.dirs[controller] = filepath.Join(mount, controller, parts[2], cgroupName)
+				h.dirs[controller] = dir
+			}
+			if controller == accounting {
+				counted = dir
 			}
 		}
 		if parts[0] == "0" && len(h.dirs) == 0 {
@@ -60,6 +68,9 @@ func findCgroups(self, mount string) (hierarchy, error) {
 		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return hierarchy{}, fmt.Errorf("make a cgroup: %w", err)
 		}
+	}
+	if err := os.Mkdir(counted, 0o755); err == nil || errors.Is(err, fs.ErrExist) {
+		h.dirs[accounting] = counted
 	}
 	return h, nil
 }
@@ -132,8 +143,9 @@ func (h hierarchy) values(l Limits) map[string][][2]string {
 // groups returns the sandbox's directories.
 func (h hierarchy) groups(id string) []string {
 	var out []string
-	for _, controller := range needed {
-		if dir := filepath.Join(h.dirs[controller], id); !slices.Contains(out, dir) {
+	for _, controller := range append(needed[:len(needed):len(needed)], accounting) {
+		parent, ok := h.dirs[controller]
+		if dir := filepath.Join(parent, id); ok && !slices.Contains(out, dir) {
 			out = append(out, dir)
 		}
 	}

@@ -290,3 +290,54 @@ func TestUnified(t *testing.T) {
 		}
 	}
 }
+
+// TestFreeMemory: what the host has, or what the tightest limit above this process
+// leaves; v1 and v2, in directories that stand in for them.
+func TestFreeMemory(t *testing.T) {
+	write := func(files map[string]string) (at func(string) string) {
+		dir := t.TempDir()
+		for name, content := range files {
+			path := filepath.Join(dir, name)
+			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return func(name string) string { return filepath.Join(dir, name) }
+	}
+	const meminfo = "MemTotal: 100 kB\nMemAvailable:    4096 kB\n"
+	for name, c := range map[string]struct {
+		files map[string]string
+		want  int64
+	}{
+		"no limit":  {map[string]string{"self": "0::/unit\n", "cg/unit/memory.max": "max\n"}, 4096 << 10},
+		"v2":        {map[string]string{"self": "0::/pod/unit\n", "cg/pod/unit/memory.max": "max\n", "cg/pod/memory.max": "1000000\n", "cg/pod/memory.current": "700000\n", "cg/pod/memory.stat": "anon 1\ninactive_file 200000\n"}, 500000},
+		"v2 over":   {map[string]string{"self": "0::/unit\n", "cg/unit/memory.max": "1000\n", "cg/unit/memory.current": "5000\n", "cg/unit/memory.stat": "inactive_file 0\n"}, 0},
+		"v1":        {map[string]string{"self": "4:memory:/unit\n0::/\n", "cg/memory/unit/memory.limit_in_bytes": "1000000\n", "cg/memory/unit/memory.usage_in_bytes": "400000\n", "cg/memory/unit/memory.stat": "inactive_file 5\ntotal_inactive_file 100000\n"}, 700000},
+		"v1 no end": {map[string]string{"self": "4:memory:/\n", "cg/memory/memory.limit_in_bytes": "9223372036854771712\n", "cg/memory/memory.usage_in_bytes": "400000\n", "cg/memory/memory.stat": "total_inactive_file 0\n"}, 4096 << 10},
+	} {
+		c.files["meminfo"] = meminfo
+		at := write(c.files)
+		if got, err := freeMemory(at("meminfo"), at("self"), at("cg")); err != nil || got != c.want {
+			t.Errorf("%s: %d, %v; want %d", name, got, err, c.want)
+		}
+	}
+	at := write(map[string]string{"meminfo": "MemTotal: 100 kB\n", "self": "0::/\n"})
+	if _, err := freeMemory(at("meminfo"), at("self"), at("cg")); err == nil {
+		t.Error("a file without the number is taken")
+	}
+	if got, err := FreeMemory(); err != nil || got <= 0 {
+		t.Errorf("here: %d, %v", got, err)
+	}
+	h := hierarchy{unified: true, dirs: map[string]string{}}
+	at = write(map[string]string{"box/memory.current": "900\n", "box/memory.stat": "inactive_file 300\n", "box/pids.current": "7\n", "box/cpu.stat": "usage_usec 1500000\n"})
+	for _, controller := range needed {
+		h.dirs[controller] = at("")
+	}
+	var u Usage
+	if err := h.usage("box", &u); err != nil || u.Memory != 600 || u.Processes != 7 || u.CPU != 1500*time.Millisecond {
+		t.Errorf("v2: %+v, %v", u, err)
+	}
+}
