@@ -50,7 +50,7 @@ type Options struct {
 
 // prompt is how soon a call returns once its ctx has ended, or its sandbox was
 // killed; half of it is the machine's.
-const prompt = 2 * time.Second
+const prompt = 4 * time.Second
 
 // suite is one run of Exercise.
 type suite struct {
