@@ -311,6 +311,15 @@ func TestIdleBrowserIsPaused(t *testing.T) {
 	if n := processesWith(t, box); n == 0 {
 		t.Error("no browser runs; the check above proved nothing")
 	}
+	template := strings.TrimSpace(mustBerth(t, "snapshot", "idle", "--server", d.url))
+	if i := strings.Index(template, "snapshot-"); i >= 0 {
+		template = strings.Fields(template[i:])[0]
+	}
+	pub("request.default.sandbox.create", "c2", "sandbox.create", fmt.Sprintf(`{"vmId":"copy","template":%q}`, template))
+	d.ready(t, "copy")
+	if got := mustBerth(t, "act", "copy", `{"type":"cursor"}`, "--timeout", "30s", "--server", d.url); !strings.Contains(got, "ok") {
+		t.Errorf("berth act in a copy: %s", got)
+	}
 	pub("sandbox.playwright-01.idle.pause", "p1", "command.pause", `{}`)
 	ended("p1", "ok", "")
 	pub("request.default.sandbox.kill", "k1", "sandbox.kill", `{"vmId":"idle"}`)
