@@ -103,6 +103,7 @@ func (v *watching) part(t *testing.T) {
 // listens nowhere, leaves how keys repeat alone, and ends with its viewer and
 // with the desktop.
 func TestView(t *testing.T) {
+	t.Parallel()
 	s := start(t)
 	r := record(t, s)
 	down := func() (keys int, buttons uint16) {

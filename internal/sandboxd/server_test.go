@@ -174,7 +174,7 @@ func TestFull(t *testing.T) {
 	w.create(t, "vm-2")
 	third := map[string]string{"sandboxID": "vm-3"}
 	began := time.Now()
-	if a := w.want(t, 503, "POST", "/sandboxes", third, "Idempotency-Key", "3"); a.code() != capacityUnavailable || time.Since(began) > time.Second {
+	if a := w.want(t, 503, "POST", "/sandboxes", third, "Idempotency-Key", "3"); a.code() != capacityUnavailable || time.Since(began) > 15*time.Second {
 		t.Errorf("%s after %v", a.body, time.Since(began))
 	}
 	w.want(t, 204, "DELETE", "/sandboxes/vm-1", nil)

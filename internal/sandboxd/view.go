@@ -45,9 +45,9 @@ func (b *box) addViewer() (leave <-chan struct{}, done func(), err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if leave = b.seat(); leave == nil {
+	if leave, err = b.seat(); err != nil {
 		release()
-		return nil, nil, errViewers
+		return nil, nil, err
 	}
 	return leave, func() {
 		b.mu.Lock()
@@ -58,23 +58,26 @@ func (b *box) addViewer() (leave <-chan struct{}, done func(), err error) {
 	}, nil
 }
 
-// seat takes a viewer's place; nil: there is none.
-func (b *box) seat() <-chan struct{} {
+// seat takes a viewer's place.
+func (b *box) seat() (leave <-chan struct{}, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.held { // since the call that let it in; who holds has sent the others away
+		return nil, errBusy
+	}
 	if b.viewers >= maxBoxViewers {
-		return nil
+		return nil, errViewers
 	}
 	select {
 	case b.s.viewers <- struct{}{}:
 	default:
-		return nil
+		return nil, errViewers
 	}
 	b.viewers++
 	if b.leave == nil {
 		b.leave = make(chan struct{})
 	}
-	return b.leave
+	return b.leave, nil
 }
 
 // dismiss sends the viewers away; b.mu is held.
