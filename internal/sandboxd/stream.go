@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	_ "embed" // for the pages
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"html/template"
@@ -108,7 +109,16 @@ func (s *Server) postLink(w http.ResponseWriter, r *http.Request) error {
 		"access": {string(body.Access)}, "expires": {strconv.FormatInt(expires.Unix(), 10)},
 		"token": {api.StreamToken(s.opts.APIKey, id, body.Access, expires.Unix())},
 	}
-	s.json(w, http.StatusCreated, map[string]any{"path": "/sandboxes/" + id + "/stream?" + q.Encode(), "access": body.Access, "expiresAt": expires})
+	var out bytes.Buffer
+	encoder := json.NewEncoder(&out)
+	encoder.SetEscapeHTML(false) // people copy the path as it stands
+	err = encoder.Encode(map[string]any{"path": "/sandboxes/" + id + "/stream?" + q.Encode(), "access": body.Access, "expiresAt": expires})
+	if err != nil {
+		return fmt.Errorf("encode a link: %w", err)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	s.write(w, http.StatusCreated, out.Bytes())
 	return nil
 }
 

@@ -36,7 +36,11 @@ func (w *world) link(t testing.TB, path string, access api.Access) string {
 		Access    api.Access
 		ExpiresAt time.Time
 	}
-	w.want(t, 201, "POST", path+"/stream/links", map[string]any{"access": access, "seconds": 600}).into(t, &got)
+	a := w.want(t, 201, "POST", path+"/stream/links", map[string]any{"access": access, "seconds": 600})
+	a.into(t, &got)
+	if !bytes.Contains(a.body, []byte(got.Path)) {
+		t.Errorf("the path cannot be copied from %s", a.body)
+	}
 	if left := time.Until(got.ExpiresAt); got.Access != access || left < 9*time.Minute || left > 10*time.Minute {
 		t.Errorf("%+v", got)
 	}
