@@ -219,7 +219,11 @@ func (s *Session) act(ctx context.Context, a computer.Action, out *Result) error
 	case computer.Scroll:
 		return s.with(ctx, a.Modifiers, func() error { return s.mouse.scroll(a) })
 	case computer.MouseDown, computer.MouseUp:
-		s.mouse.button(buttonCodes[a.Button], a.Type == computer.MouseDown)
+		b := buttonCodes[a.Button]
+		s.mouse.button(b, a.Type == computer.MouseDown)
+		if a.Type == computer.MouseUp {
+			return s.mouse.awaitUp(ctx, b)
+		}
 		return s.screen.sync()
 	case computer.TypeText:
 		if err := s.mouse.yield(ctx); err != nil {

@@ -125,11 +125,33 @@ func (m *mouse) click(ctx context.Context, a computer.Action) error {
 		m.pressed, m.pressedAt = time.Now(), a.Point()
 		m.button(b, true)
 		m.button(b, false)
-		if err := m.s.sync(); err != nil {
+		if err := m.awaitUp(ctx, b); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// awaitUp waits until the server has released a button. A window manager that
+// looks at every press holds up what follows it; a release that is held up is
+// given the place that the pointer has by the time it is let go, so the pointer
+// must not move on before.
+func (m *mouse) awaitUp(ctx context.Context, b byte) error {
+	if b > 5 { // the protocol's mask has five buttons
+		return m.s.sync()
+	}
+	for began := time.Now(); ; {
+		p, err := xproto.QueryPointer(m.s.conn, m.s.root).Reply()
+		if err != nil {
+			return m.s.failed("query the buttons", err)
+		}
+		if p.Mask&(xproto.ButtonMask1<<(b-1)) == 0 || time.Since(began) > arriveWithin {
+			return nil
+		}
+		if err := sleep(ctx, 100*time.Microsecond); err != nil {
+			return err
+		}
+	}
 }
 
 // scroll turns the wheel one notch at a time, the two axes in turn. X11 has no
@@ -202,6 +224,9 @@ func (m *mouse) drag(ctx context.Context, a computer.Action) error {
 		}
 	}
 	m.button(b, false)
+	if err := m.awaitUp(ctx, b); err != nil {
+		return err
+	}
 	return m.rest(ctx, dragEnd)
 }
 

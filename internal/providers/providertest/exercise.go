@@ -24,6 +24,12 @@ type Options struct {
 	// NoPages: the sandboxes show no web page (Fake). Effects are then not
 	// checked; everything that the provider answers still is.
 	NoPages bool
+	// PagesOnly: only what a page sees is tested.
+	PagesOnly bool
+	// Window: the page is in a window of a desktop. Its browser is a program like
+	// any other: it tells neither address nor dialogs, and it may not tell why
+	// an address failed.
+	Window bool
 	// Reach turns an address of this process into one that sandboxes reach;
 	// nil: they share the loopback interface.
 	Reach func(local string) string
@@ -64,7 +70,9 @@ type suite struct {
 // it with t.Cleanup; it is called a few times, for a fresh one each time. The
 // sandboxes of the suite are killed when their tests end.
 func Exercise(t *testing.T, newProvider func(t *testing.T) providers.Provider, opts Options) {
-	t.Run("leaks nothing", func(t *testing.T) { leaks(t, newProvider, opts) }) // first: alone
+	if !opts.PagesOnly {
+		t.Run("leaks nothing", func(t *testing.T) { leaks(t, newProvider, opts) }) // first: alone
+	}
 	p := newProvider(t)
 	s := &suite{p: p, opts: opts, info: p.Info()}
 	if !opts.NoPages {
@@ -75,6 +83,9 @@ func Exercise(t *testing.T, newProvider func(t *testing.T) providers.Provider, o
 			"info and health": s.infoAndHealth, "lifecycle": s.lifecycle, "create": s.create, "kill": s.kill, "not found": s.notFound,
 			"basics": s.together(map[string]func(*testing.T, *box){"refusals": s.refusals, "fences": s.fences, "recall": s.recall, "results": s.results}),
 			"pause":  s.pause, "snapshot": s.snapshot, "cancel": s.cancel, "concurrency": s.concurrency, "crash": s.crash, "full": s.full,
+		}
+		if opts.PagesOnly {
+			clear(tests)
 		}
 		if !opts.NoPages {
 			maps.Copy(tests, s.pageTests())

@@ -76,6 +76,26 @@ func (s *suite) mouse(t *testing.T, b *box) {
 			t.Errorf("the page saw %v", m)
 		}
 	})
+	t.Run("a click stays where it was made", func(t *testing.T) {
+		var actions []computer.Action
+		for i := range 20 {
+			actions = append(actions, at(computer.Click, 30+10*i, 200), at(computer.Move, 900, 30+10*i))
+		}
+		b.do(t, actions...)
+		all := b.settle(t, page)
+		clicks := only(all, "click")
+		if len(clicks) != 20 {
+			t.Fatalf("20 clicks: the page saw\n%s", list(all))
+		}
+		for i, c := range clicks {
+			if !c.at(30+10*i, 200) || c.Target != "pad" {
+				t.Errorf("click %d at %d,200: %s on %s", i, 30+10*i, c, c.Target)
+			}
+		}
+		if t.Failed() {
+			t.Logf("the page saw\n%s", list(all))
+		}
+	})
 	t.Run("down and up", func(t *testing.T) {
 		b.do(t, at(computer.Move, 100, 200), act(computer.MouseDown))
 		b.do(t, at(computer.Move, 150, 250)) // the button stays down between commands
@@ -89,14 +109,18 @@ func (s *suite) mouse(t *testing.T, b *box) {
 }
 
 // released reports whether every key that went down came up, in reverse order.
+// A key whose press went to an input method came down as Process.
 func released(keys []event) bool {
-	var down []string
+	var down []event
 	for _, e := range keys {
 		switch {
 		case e.Type == "keydown" && !e.Repeat:
-			down = append(down, e.Code+e.Key)
+			down = append(down, e)
 		case e.Type == "keyup":
-			if len(down) == 0 || down[len(down)-1] != e.Code+e.Key {
+			if len(down) == 0 {
+				return false
+			}
+			if d := down[len(down)-1]; d.Code != e.Code || d.Key != e.Key && d.Key != "Process" {
 				return false
 			}
 			down = down[:len(down)-1]

@@ -182,6 +182,27 @@ func (r *record) await(t *testing.T, what string, enough func([]event) bool) []e
 	}
 }
 
+// quiet waits until the page has seen nothing for a while.
+func (r *record) quiet(t *testing.T) {
+	t.Helper()
+	for {
+		r.mu.Lock()
+		came := r.came
+		r.mu.Unlock()
+		select {
+		case <-came:
+		case <-t.Context().Done():
+			t.Fatal("the test has ended")
+		case <-time.After(quietFor):
+			return
+		}
+	}
+}
+
+// quietFor is several times what an event takes from the X server to the page
+// and to this process on a machine with more work than processors.
+const quietFor = 250 * time.Millisecond
+
 // awaitType waits for an event of a type.
 func (r *record) awaitType(t *testing.T, typ string) event {
 	t.Helper()

@@ -65,7 +65,7 @@ func (s *suite) pictures(t *testing.T) {
 		}
 	})
 	size := page.awaitType(t, "load")
-	if size.Width != display.Width || size.Height != display.Height || size.Ratio != 1 {
+	if !s.opts.Window && (size.Width != display.Width || size.Height != display.Height || size.Ratio != 1) {
 		t.Errorf("the page sees %d×%d at %g", size.Width, size.Height, size.Ratio)
 	}
 	// https://github.com/browserbase/stagehand/issues/1567, https://github.com/trycua/cua/issues/936

@@ -6,7 +6,11 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -48,9 +52,9 @@ type server struct {
 	url, state string
 }
 
-func serve(t testing.TB, limit int) server { return serveOn(t, limit, sandboxd.MachineDesktop) }
+func serve(t testing.TB, limit int) server { return serveOn(t, limit, sandboxd.MachineDesktop, nil) }
 
-func serveOn(t testing.TB, limit int, machine string) server {
+func serveOn(t testing.TB, limit int, machine string, change func(*sandboxd.Options)) server {
 	t.Helper()
 	if err := sandboxd.Missing(); err != nil {
 		t.Fatal(err)
@@ -65,6 +69,9 @@ func serveOn(t testing.TB, limit int, machine string) server {
 	}
 	if machine == sandboxd.MachineFirecracker {
 		opts.Firecracker = firecrackertest.Install(t)
+	}
+	if change != nil {
+		change(&opts)
 	}
 	s, err := sandboxd.New(t.Context(), opts)
 	if err != nil {
@@ -116,9 +123,8 @@ func (s server) firstProcess(t *testing.T, vm string) int {
 }
 
 // TestContract holds the provider to the suite, against a real server with real
-// desktops. What actions do on a desktop is checked where the X server is within
-// reach, in package desktop; the suite's own page wants a window without a frame
-// whose browser reports its dialogs.
+// desktops. What a page sees of the actions is in TestPages, what other programs
+// see in package desktop.
 func TestContract(t *testing.T) {
 	var at server
 	providertest.Exercise(t, func(t *testing.T) providers.Provider {
@@ -136,12 +142,66 @@ func TestContract(t *testing.T) {
 	})
 }
 
+// TestPages holds the actions on a desktop to what its browser sees of them. The
+// browser has the whole display, so that a pixel of the display is one of the
+// page.
+func TestPages(t *testing.T) {
+	own := ownAddress(t)
+	providertest.Exercise(t, func(t *testing.T) providers.Provider {
+		return open(t, serveOn(t, 40, sandboxd.MachineDesktop, func(o *sandboxd.Options) {
+			o.OpenNetworks, o.BrowserFlags = []string{own + "/32"}, []string{"--kiosk"}
+		}).url)
+	}, providertest.Options{
+		PagesOnly: true, Window: true,
+		Reach: func(local string) string { return forward(t, own, local) },
+	})
+}
+
+// ownAddress is one of this machine's that is not loopback.
+func ownAddress(t *testing.T) string {
+	t.Helper()
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range all {
+		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && n.IP.IsGlobalUnicast() {
+			return n.IP.String()
+		}
+	}
+	t.Fatal("this machine has no address but loopback; a desktop reaches no page of the test")
+	return ""
+}
+
+// forward makes a server of this process's loopback interface reachable at an
+// address that desktops reach.
+func forward(t *testing.T, host, local string) string {
+	t.Helper()
+	to, err := url.Parse(local)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &http.Server{Handler: httputil.NewSingleHostReverseProxy(to), ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	t.Cleanup(func() {
+		if err := errors.Join(s.Close(), <-served); !errors.Is(err, http.ErrServerClosed) {
+			t.Errorf("the forwarder: %v", err)
+		}
+	})
+	return "http://" + l.Addr().String()
+}
+
 // TestMicroVMs holds the provider to the suite where the server makes microVMs,
 // with the stand-in for firecracker and a real desktop behind each.
 func TestMicroVMs(t *testing.T) {
 	var at server
 	providertest.Exercise(t, func(t *testing.T) providers.Provider {
-		at = serveOn(t, 40, sandboxd.MachineFirecracker)
+		at = serveOn(t, 40, sandboxd.MachineFirecracker, nil)
 		return open(t, at.url)
 	}, providertest.Options{
 		NoPages: true, ChecksFences: true, Recalls: true,
