@@ -415,8 +415,15 @@ func TestLookingWaitsForInput(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(s.person.Home, "note.txt"), []byte(words), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	do(t, s, computer.Action{Type: computer.Open, Target: "note.txt"}, press("Control", "a"), press("Control", "c"))
-	do(t, s, computer.Action{Type: computer.ClipboardRead}, text(computer.ClipboardWrite, "old"))
+	do(t, s, computer.Action{Type: computer.Open, Target: "note.txt"})
+	eventually(t, func() string { // its window may be there before it takes keys
+		results := do(t, s, press("Control", "a"), press("Control", "c"), computer.Action{Type: computer.ClipboardRead})
+		if got := string(results[2].Value); got != `"`+words+`"` {
+			return "the clipboard holds " + got
+		}
+		return ""
+	})
+	do(t, s, text(computer.ClipboardWrite, "old"))
 	for group := range s.opened {
 		if err := syscall.Kill(-group, syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
