@@ -115,7 +115,7 @@ func streamsTable() []byte {
 	specs := append(bus.SharedConsumers(), bus.ServerConsumers("<server>", 0)...)
 	for _, c := range specs {
 		pending := fmt.Sprint(c.MaxAckPending)
-		if c.Durable == "<server>" {
+		if strings.HasPrefix(c.Durable, "<server>") {
 			pending = fmt.Sprintf("%d, or 2 × %d × maxContainers where that is more", c.MaxAckPending, bus.BacklogPerSandbox)
 		}
 		fmt.Fprintf(&b, "| `%s` | `%s` | %s | %s | %s | %s |\n", c.Stream, c.Durable, filters(c.FilterSubjects), duration(c.AckWait), pending, c.Description)

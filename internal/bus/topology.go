@@ -161,12 +161,12 @@ func ServerConsumers(server string, maxContainers int) []ConsumerSpec {
 			AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverAllPolicy,
 			AckWait: 30 * time.Second, MaxDeliver: -1, MaxAckPending: pending}}
 	}
-	// Room for every sandbox's backlog twice, so that one stuck sandbox never
-	// holds up another's delivery.
+	// Room for every sandbox's backlog twice, of commands and of cancels, so that
+	// one stuck sandbox never holds up another's delivery, nor cancels a kill's.
 	pending := max(1024, 2*maxContainers*BacklogPerSandbox)
 	return []ConsumerSpec{
 		base(server, "commands of "+server, pending, events.Create, events.Act, events.Observe, events.Pause, events.Resume, events.Snapshot),
-		base(KillConsumer(server), "kills and cancels of "+server, 1024, events.Kill, events.Cancel),
+		base(KillConsumer(server), "kills and cancels of "+server, pending, events.Kill, events.Cancel),
 	}
 }
 

@@ -29,6 +29,9 @@ func overtakes(it *item) bool {
 // admitCancel lets a cancel run whatever its sandbox is: where the command has
 // ended with it there is nothing to do.
 func (t *tenure) admitCancel(_ context.Context, c *command) (*computer.Fault, error) {
+	if c.busy {
+		return fault(events.CodeBusy, "%d cancels wait for vm %s already", bus.BacklogPerSandbox, c.VM), nil
+	}
 	if time.Now().After(c.deadline) {
 		return fault(events.CodeDeadline, "not started by %s", c.deadline.UTC().Format(time.RFC3339Nano)), nil
 	}
@@ -38,7 +41,8 @@ func (t *tenure) admitCancel(_ context.Context, c *command) (*computer.Fault, er
 // callOff ends the command that a cancel names. One that waits is rejected, as
 // nothing of it has run; one that runs is cancelled at the provider, and its
 // outcome says how far that is known. It is ok once that command has finished,
-// however it has: its own result tells. A create is not cancelled; a kill ends it.
+// however it has: its own result tells. A create is not cancelled, a kill ends
+// it; nor is what overtakes.
 func (t *tenure) callOff(ctx context.Context, c *command) verdict {
 	began := time.Now()
 	v := verdict{began: began, outcome: computer.Failed}
@@ -60,10 +64,10 @@ func (t *tenure) callOff(ctx context.Context, c *command) verdict {
 		case err == nil && raw != nil && e.Type() == events.TypeFinished:
 			v.outcome, v.ran = computer.OK, time.Since(began)
 			return v
-		case p.started != nil && p.started.Command == events.Create:
-			v.fault = noCancel(c.VM)
-			return v
 		case p.started != nil:
+			if v.fault = noCancel(p.started.Command, c.VM); v.fault != nil {
+				return v
+			}
 			t.commands.cancelRun(c.VM, token, errCancelled)
 		default:
 			if v.fault = t.withdraw(ctx, c.VM, token); v.fault != nil {
@@ -74,6 +78,9 @@ func (t *tenure) callOff(ctx context.Context, c *command) verdict {
 			break
 		}
 	}
+	if ctx.Err() != nil || !known && t.commands.isStopped() {
+		return verdict{silent: true} // the command, too, is the successor's
+	}
 	v.ran = time.Since(began)
 	v.fault = fault(events.CodeNotFound, "vm %s has no command %s of %s", c.VM, clip(c.data.Command.ID, 200), clip(c.data.Command.Source, 200))
 	if known {
@@ -82,8 +89,15 @@ func (t *tenure) callOff(ctx context.Context, c *command) verdict {
 	return v
 }
 
-func noCancel(vm string) *computer.Fault {
-	return fault(events.CodeUnsupported, "a create is not cancelled; kill vm %s", vm)
+// noCancel refuses what is never cancelled; nil for what is.
+func noCancel(verb events.Verb, vm string) *computer.Fault {
+	switch verb {
+	case events.Create:
+		return fault(events.CodeUnsupported, "a create is not cancelled; kill vm %s", vm)
+	case events.Kill, events.Cancel:
+		return fault(events.CodeUnsupported, "a %s is not cancelled", verb)
+	}
+	return nil
 }
 
 // withdraw rejects a command that waits for its turn.
@@ -93,17 +107,28 @@ func (t *tenure) withdraw(ctx context.Context, vm, token string) *computer.Fault
 		if err != nil || w.token != token {
 			continue
 		}
-		if w.Verb == events.Create {
-			return noCancel(vm)
+		if f := noCancel(w.Verb, vm); f != nil {
+			return f
 		}
 		if !t.commands.takeOut(vm, it) {
 			return nil // its turn has come
 		}
-		defer t.commands.handled(it)
 		if refused == nil {
 			refused = faultOf(fmt.Errorf("%w before it ran", errCancelled))
 		}
-		t.refuse(ctx, w, refused)
+		t.refuseInstead(ctx, w, refused)
 	}
 	return nil
+}
+
+// refuseInstead refuses a command that was taken out of its lane.
+func (t *tenure) refuseInstead(ctx context.Context, w *command, f *computer.Fault) {
+	defer t.commands.handled(w.item)
+	if !t.take(w) {
+		return // another copy of it is at work, and decides
+	}
+	defer t.leave(w)
+	ctx, span := t.span(ctx, w)
+	defer span.End()
+	t.refuse(ctx, w, f)
 }

@@ -1,11 +1,15 @@
 package worker
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
+	"berth/internal/bus"
 	"berth/internal/computer"
 	"berth/internal/events"
+	"berth/internal/providers"
+	"berth/internal/providers/providertest"
 )
 
 func cancelOf(id string) map[string]any {
@@ -162,4 +166,102 @@ func TestSnapshot(t *testing.T) {
 			t.Errorf("a snapshot with actions: %+v", f)
 		}
 	})
+}
+
+// A worker that stops says nothing of a command that it was never sent: the
+// successor, which is, cancels it.
+func TestCancelIsLeftToTheSuccessor(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		a := w.start("a")
+		w.ready("vm-a")
+		c := w.publish("vm-a", events.Cancel, "c", cancelOf("late"))
+		w.until("the cancel is claimed", 10*time.Second, func() bool { return len(w.history(c)) > 0 })
+		a.drain()
+		if f, said := w.finished(c); said {
+			t.Errorf("the worker that stopped said %+v", f)
+		}
+		late := w.publish("vm-a", events.Act, "late", act(click(1, 1), wait(60), click(2, 2)))
+		w.start("b")
+		if f := w.await(c); f.Outcome != computer.OK {
+			t.Errorf("cancel: %+v", f)
+		}
+		if f := w.await(late); f.Error == nil || f.Error.Code != events.CodeCancelled {
+			t.Errorf("what it names: %+v", f)
+		}
+		w.once(c)
+		w.once(late)
+	})
+}
+
+// What overtakes is not cancelled, and the cancel does not wait to say so.
+func TestCancelOfWhatOvertakes(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.start("a")
+		w.ready("vm-a")
+		defer w.fake(server1).Inject("Kill", "vm-a", 1, providertest.Injection{Latency: 3 * time.Second})()
+		k := w.publish("vm-a", events.Kill, "k", map[string]any{})
+		w.until("the kill is claimed", 10*time.Second, func() bool { return len(w.history(k)) > 0 })
+		for id, of := range map[string]string{"c1": "k", "c2": "c2"} {
+			if f := w.await(w.publish("vm-a", events.Cancel, id, cancelOf(of))); f.Outcome != computer.Failed || f.Error.Code != events.CodeUnsupported {
+				t.Errorf("cancel of %s: %+v", of, f)
+			}
+		}
+		if f := w.await(k); f.Outcome != computer.OK {
+			t.Errorf("kill: %+v", f)
+		}
+	})
+}
+
+// An act that is cancelled while it waits out a rate limit has run nothing, and
+// says why.
+func TestCancelInARateLimit(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.start("a")
+		w.ready("vm-a")
+		defer w.fake(server1).Inject("Execute", "vm-a", -1, providertest.Injection{Err: &providers.RateLimitError{RetryAfter: 5 * time.Second}})()
+		limited := w.publish("vm-a", events.Act, "limited", act(click(1, 1), wait(30)))
+		w.until("it is claimed", 10*time.Second, func() bool { return len(w.history(limited)) > 0 })
+		time.Sleep(time.Second)
+		if f := w.await(w.publish("vm-a", events.Cancel, "c", cancelOf("limited"))); f.Outcome != computer.OK {
+			t.Errorf("cancel: %+v", f)
+		}
+		if f := w.await(limited); f.Outcome != computer.Rejected || f.Error.Code != events.CodeCancelled {
+			t.Errorf("what waited for the rate: %+v", f)
+		}
+	})
+}
+
+// Cancels of one sandbox have a backlog, so that they never keep the server's
+// kills from being delivered.
+func TestCancelsHaveABacklog(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.start("a")
+		w.ready("vm-a")
+		var all []sent
+		for i := range bus.BacklogPerSandbox + 20 {
+			all = append(all, w.publish("vm-a", events.Cancel, fmt.Sprint("c", i), cancelOf("never-sent")))
+		}
+		began := time.Now()
+		busy := 0
+		for _, c := range all[bus.BacklogPerSandbox+1:] {
+			if f := w.await(c); f.Outcome == computer.Rejected && f.Error.Code == events.CodeBusy {
+				busy++
+			}
+		}
+		if d := time.Since(began); busy != 19 || d > 4*time.Second {
+			t.Errorf("%d of 19 were refused as too many, in %v", busy, d)
+		}
+	})
+}
+
+// A command of which another copy is at work is not refused, as if its worker
+// were gone: that copy decides, and this one comes again.
+func TestCancelOfASecondCopy(t *testing.T) {
+	copied := &command{item: &item{seq: 7}, CommandPath: events.CommandPath{VM: "vm-a"}, token: "t"}
+	at := &tenure{commands: newLanes(0, nil), claims: map[string]bool{"tvm-a": true}}
+	at.commands.held[7] = copied.item
+	at.refuseInstead(t.Context(), copied, fault(events.CodeCancelled, "cancelled")) // without a bus: it says nothing
+	if len(at.commands.held) != 0 || !at.commands.open[7] || !at.claims["tvm-a"] {
+		t.Errorf("held %v, open %v, at work %v", at.commands.held, at.commands.open, at.claims)
+	}
 }

@@ -101,8 +101,11 @@ func (t *tenure) consumeOnce(pulling, work context.Context, spec bus.ConsumerSpe
 		key := "" // what names no vm is handled in a lane of its own
 		if path, err := events.ParseCommand(msg.Subject()); err == nil {
 			key = path.VM
-			if path.Verb == events.Cancel {
+			switch path.Verb {
+			case events.Cancel:
 				key += cancelLane // a kill waits for none
+			case events.Kill:
+				it.fresh = false // there is no backlog of them
 			}
 		}
 		if !lane.put(work, key, it) {

@@ -117,6 +117,9 @@ func (t *tenure) batch(ctx context.Context, c *command) ([]providers.Result, err
 		if errors.As(err, &limited) && time.Now().Add(limited.RetryAfter).Before(c.deadline) && sleep(ctx, max(limited.RetryAfter, 100*time.Millisecond)) {
 			continue
 		}
+		if limited != nil && ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)) {
+			err = fmt.Errorf("%w (%w)", context.Cause(ctx), err) // it ended the wait
+		}
 		if err != nil {
 			span.SetStatus(codes.Error, err.Error())
 			if errors.Is(err, providers.ErrLost) || errors.Is(err, providers.ErrNotFound) || errors.Is(err, providers.ErrTimeout) || errors.Is(err, errTimedOut) {

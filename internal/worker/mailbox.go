@@ -190,6 +190,13 @@ func (l *lanes) handled(it *item) {
 	}
 }
 
+// isStopped reports whether no further item begins.
+func (l *lanes) isStopped() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.stopped
+}
+
 // stop lets no further item begin and returns when none runs.
 func (l *lanes) stop() {
 	l.mu.Lock()

@@ -68,7 +68,7 @@ func newTenure(w *Worker, s Server, h *handles, lease *kv.Lease, log *slog.Logge
 	t.state = kv.Heartbeat{Server: s.ID, Worker: w.opts.Name, Epoch: lease.Epoch, Probe: "not opened yet"}
 	t.breaker = newBreaker(s.ID, func() { ask(t.beat) })
 	t.commands = newLanes(bus.BacklogPerSandbox, t.command)
-	t.kills = newLanes(0, t.overtake)
+	t.kills = newLanes(bus.BacklogPerSandbox, t.overtake)
 	return t
 }
 
