@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -63,13 +64,16 @@ type Results struct {
 	begun  chan struct{} // closed once the results are followed
 
 	mu      sync.Mutex
-	users   int                 // guarded by Followers.mu
-	waiting map[string]*Pending // by token
+	users   int // guarded by Followers.mu
+	waiting map[key][]*Pending
 }
+
+// key names a command; several may wait for its result.
+type key struct{ vm, token string }
 
 // Pending is a result that somebody expects.
 type Pending struct {
-	vm       string
+	key
 	started  time.Time // when the claim was seen; zero: not yet
 	finished *events.Finished
 	changed  chan struct{} // capacity 1
@@ -103,7 +107,7 @@ func (f *Followers) Of(ctx context.Context, server string, quit <-chan struct{})
 // whoever holds mu waits for no network.
 func (f *Followers) begin(ctx context.Context, server string) *Results {
 	following, cancel := context.WithCancel(ctx)
-	res := &Results{stream: f.stream, server: server, begun: make(chan struct{}), waiting: map[string]*Pending{}}
+	res := &Results{stream: f.stream, server: server, begun: make(chan struct{}), waiting: map[key][]*Pending{}}
 	var done sync.WaitGroup
 	done.Go(func() {
 		for attempt := 0; ; attempt++ {
@@ -143,16 +147,17 @@ func (r *Results) follow(ctx context.Context, t bus.Tail) {
 		if err != nil {
 			return true
 		}
+		k := key{p.VM, p.Token}
 		r.mu.Lock()
-		_, wanted := r.waiting[p.Token]
+		wanted := len(r.waiting[k]) > 0
 		r.mu.Unlock()
 		if wanted && isClaim(msg.Data()) {
-			r.claimed(p.Token)
+			r.claimed(k)
 			return true
 		}
 		if wanted {
 			if e, err := events.Decode(msg.Headers(), msg.Data()); err == nil {
-				r.take(p.Token, e)
+				r.take(k, e)
 			}
 		}
 		return true
@@ -166,11 +171,13 @@ func isClaim(data []byte) bool {
 }
 
 // claimed notes that a command is being carried out.
-func (r *Results) claimed(token string) {
+func (r *Results) claimed(k key) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if p := r.waiting[token]; p != nil && p.started.IsZero() {
-		p.started = time.Now()
+	for _, p := range r.waiting[k] {
+		if p.started.IsZero() {
+			p.started = time.Now()
+		}
 	}
 }
 
@@ -178,22 +185,25 @@ func (r *Results) claimed(token string) {
 func (r *Results) Expect(vm, token string) *Pending {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	p := &Pending{vm: vm, changed: make(chan struct{}, 1)}
-	r.waiting[token] = p
+	p := &Pending{key: key{vm, token}, changed: make(chan struct{}, 1)}
+	r.waiting[p.key] = append(r.waiting[p.key], p)
 	return p
 }
 
 // Forget ends what Expect began.
-func (r *Results) Forget(token string) {
+func (r *Results) Forget(p *Pending) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.waiting, token)
+	left := slices.DeleteFunc(r.waiting[p.key], func(o *Pending) bool { return o == p })
+	if r.waiting[p.key] = left; len(left) == 0 {
+		delete(r.waiting, p.key)
+	}
 }
 
-func (r *Results) take(token string, e events.Event) {
+func (r *Results) take(k key, e events.Event) {
 	switch e.Type() {
 	case events.TypeStarted:
-		r.claimed(token)
+		r.claimed(k)
 	case events.TypeFinished:
 		var f events.Finished
 		if events.DecodeTolerant(e, &f) != nil {
@@ -201,14 +211,12 @@ func (r *Results) take(token string, e events.Event) {
 		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		p := r.waiting[token]
-		if p == nil {
-			return
-		}
-		p.finished = &f
-		select {
-		case p.changed <- struct{}{}:
-		default:
+		for _, p := range r.waiting[k] {
+			p.finished = &f
+			select {
+			case p.changed <- struct{}{}:
+			default:
+			}
 		}
 	}
 }
@@ -223,10 +231,10 @@ func (r *Results) Read(p *Pending) (*events.Finished, time.Time) {
 
 // Look reads the result from the stream itself. An error means unknown, not
 // that there is none.
-func (r *Results) Look(ctx context.Context, vm, token string) error {
-	e, raw, err := bus.Last(ctx, r.stream, events.ResultSubject(r.server, vm, token))
+func (r *Results) Look(ctx context.Context, p *Pending) error {
+	e, raw, err := bus.Last(ctx, r.stream, events.ResultSubject(r.server, p.vm, p.token))
 	if err == nil && raw != nil {
-		r.take(token, e)
+		r.take(p.key, e)
 	}
 	return err
 }
@@ -235,7 +243,7 @@ func (r *Results) Look(ctx context.Context, vm, token string) error {
 // until pastDeadline after its deadline; or ctx's cause. A command that was
 // claimed and has not finished within bound and takeoverTime after that is
 // answered as unknown; bound is that of computer.FinishTime.
-func (r *Results) Await(ctx context.Context, token string, p *Pending, deadline time.Time, bound time.Duration) (*events.Finished, error) {
+func (r *Results) Await(ctx context.Context, p *Pending, deadline time.Time, bound time.Duration) (*events.Finished, error) {
 	ticker := time.NewTicker(lookEvery)
 	defer ticker.Stop()
 	for {
@@ -249,7 +257,7 @@ func (r *Results) Await(ctx context.Context, token string, p *Pending, deadline 
 			continue
 		case <-ticker.C:
 		}
-		if err := r.Look(ctx, p.vm, token); err != nil {
+		if err := r.Look(ctx, p); err != nil {
 			continue
 		}
 		f, started := r.Read(p)

@@ -44,6 +44,19 @@ func errorOf(f *computer.Fault) error {
 	return fmt.Errorf("%w: %s: %s", err, f.Code, f.Message)
 }
 
+// errorOfResult is errorOf for a command's result: only of what was rejected it
+// is certain that nothing ran, whatever the code.
+func errorOfResult(f *events.Finished) error {
+	err := errorOf(f.Error)
+	switch {
+	case err == nil && f.Outcome != computer.OK:
+		return fmt.Errorf("%w: %s, without a reason", providers.ErrUnavailable, f.Outcome)
+	case f.Outcome != computer.Rejected && providers.NothingRan(err):
+		return fmt.Errorf("%w: %s: %s: %s", providers.ErrUnavailable, f.Outcome, f.Error.Code, f.Error.Message)
+	}
+	return err
+}
+
 // faultOf is the fault of data that this process refuses itself.
 func faultOf(err error) *computer.Fault {
 	var data *events.DataError

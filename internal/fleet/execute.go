@@ -38,18 +38,17 @@ func (f *Fleet) command(ctx context.Context, rec kv.Placement, verb events.Verb,
 		deadline = end
 	}
 	data.Deadline, data.Fence = &deadline, &rec.Fence
-	token := id.Token()
-	pending := results.Expect(rec.VMID, token)
-	defer results.Forget(token)
+	pending := results.Expect(rec.VMID, id.Token())
+	defer results.Forget(pending)
 	known, err := f.send(ctx, rec, verb, id, data)
 	if err == nil && known {
-		if err = results.Look(ctx, rec.VMID, token); err != nil {
+		if err = results.Look(ctx, pending); err != nil {
 			err = unavailable(ctx, err)
 		}
 	}
 	var finished *events.Finished
 	if err == nil {
-		finished, err = results.Await(ctx, token, pending, deadline, bound)
+		finished, err = results.Await(ctx, pending, deadline, bound)
 	}
 	switch {
 	case ctx.Err() != nil && finished == nil:
@@ -132,7 +131,7 @@ func (f *Fleet) Execute(ctx context.Context, batch providers.Batch) ([]providers
 		return f.unpack(ctx, finished.Actions)
 	}
 	results, err := f.unpack(ctx, finished.Actions)
-	return results, errors.Join(errorOf(finished.Error), err)
+	return results, errors.Join(errorOfResult(finished), err)
 }
 
 // unpack makes results of a command's, whose pictures it fetches.
@@ -169,7 +168,7 @@ func (f *Fleet) Observe(ctx context.Context, vm string) (providers.View, error) 
 	}
 	finished, err := f.command(ctx, rec, events.Observe, events.Request{Source: Source, ID: "observe." + nuid.Next()}, events.Command{}, computer.FinishTime(nil))
 	if err == nil {
-		err = errorOf(finished.Error)
+		err = errorOfResult(finished)
 	}
 	if err != nil {
 		return providers.View{}, err
@@ -225,7 +224,12 @@ func (f *Fleet) Resume(ctx context.Context, vm string) error {
 	return f.suspend(ctx, vm, events.Resume)
 }
 
-// suspend returns once the record, too, says that the sandbox is paused or not.
+// recordTime is how long a pause or resume that is done waits for the record to
+// say so: somebody else may have taken it back meanwhile.
+const recordTime = 2 * time.Second
+
+// suspend returns once the record, too, says that the sandbox is paused or not,
+// or recordTime after it is.
 func (f *Fleet) suspend(ctx context.Context, vm string, verb events.Verb) error {
 	rec, err := f.record(ctx, vm)
 	if err != nil {
@@ -233,9 +237,10 @@ func (f *Fleet) suspend(ctx context.Context, vm string, verb events.Verb) error 
 	}
 	finished, err := f.command(ctx, rec, verb, events.Request{Source: Source, ID: string(verb) + "." + nuid.Next()}, events.Command{}, suspendTime)
 	if err == nil {
-		err = errorOf(finished.Error)
+		err = errorOfResult(finished)
 	}
-	for attempt := 0; err == nil && (rec.PausedAt != nil) != (verb == events.Pause); attempt++ {
+	done := time.Now()
+	for attempt := 0; err == nil && (rec.PausedAt != nil) != (verb == events.Pause) && time.Since(done) < recordTime; attempt++ {
 		if bus.Pause(ctx, attempt) != nil {
 			return context.Cause(ctx)
 		}
@@ -252,7 +257,7 @@ func (f *Fleet) Snapshot(ctx context.Context, vm string) (string, error) {
 	}
 	finished, err := f.command(ctx, rec, events.Snapshot, events.Request{Source: Source, ID: "snapshot." + nuid.Next()}, events.Command{}, suspendTime)
 	if err == nil {
-		err = errorOf(finished.Error)
+		err = errorOfResult(finished)
 	}
 	if err != nil {
 		return "", err

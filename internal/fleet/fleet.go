@@ -21,6 +21,7 @@
 //   - A call whose ctx ends sends a cancel. What was cancelled before it began
 //     never runs; what had begun is cancelled at its server, and Recall tells what
 //     became of it. Where the bus cannot be reached at that moment it runs on.
+//     Calls with the same Batch.Key wait for one batch: who gives up ends it for all.
 //   - The fence of a sandbox that a Fleet made is Spec.Fence; of another's it is
 //     the placement's. Epochs are the workers' business; Batch.Epoch is not looked at.
 //   - Capabilities of Info are what some server of the fleet has; a sandbox's own

@@ -12,10 +12,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"berth/internal/bus"
 	"berth/internal/computer"
+	"berth/internal/events"
 	"berth/internal/fleet"
 	"berth/internal/kv"
 	"berth/internal/natsd"
@@ -131,12 +133,15 @@ func (w *world) open(t testing.TB, queue time.Duration) *fleet.Fleet {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := f.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
-	})
+	t.Cleanup(func() { w.close(f) })
 	return f
+}
+
+func (w *world) close(f *fleet.Fleet) {
+	w.Helper()
+	if err := f.Close(); err != nil {
+		w.Errorf("close: %v", err)
+	}
 }
 
 // own counts the goroutines of this package and of what follows the bus for it;
@@ -230,6 +235,188 @@ func TestGivenUp(t *testing.T) {
 		if e.Action.X != nil && (*e.Action.X == 2 || *e.Action.X == 3) {
 			t.Errorf("what was given up ran: %+v", e)
 		}
+	}
+}
+
+// cutting is a bus at which a call goes wrong at a chosen moment.
+type cutting struct {
+	jetstream.JetStream
+	sent  func(subject string) error // after a publication; nil: nothing
+	stale *stale
+}
+
+func (c *cutting) PublishMsg(ctx context.Context, msg *nats.Msg, opts ...jetstream.PublishOpt) (*jetstream.PubAck, error) {
+	ack, err := c.JetStream.PublishMsg(ctx, msg, opts...)
+	if err == nil && c.sent != nil {
+		err = c.sent(msg.Subject)
+	}
+	return ack, err
+}
+
+func (c *cutting) KeyValue(ctx context.Context, bucket string) (jetstream.KeyValue, error) {
+	b, err := c.JetStream.KeyValue(ctx, bucket)
+	if err != nil || c.stale == nil || bucket != kv.BucketPlacements {
+		return b, err
+	}
+	c.stale.KeyValue = b
+	return c.stale, nil
+}
+
+// stale is a bucket that answers with what it has answered first.
+type stale struct {
+	jetstream.KeyValue
+	first jetstream.KeyValueEntry
+}
+
+func (s *stale) Get(ctx context.Context, key string) (_ jetstream.KeyValueEntry, err error) {
+	if s.first == nil {
+		s.first, err = s.KeyValue.Get(ctx, key)
+	}
+	return s.first, err
+}
+
+// Several callers may wait for one batch.
+func TestSameBatchAtOnce(t *testing.T) {
+	w := start(t, 1, 4)
+	f := w.open(t, 0)
+	if _, err := f.Create(t.Context(), providers.Spec{VM: "vm-a", Fence: 7}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var all sync.WaitGroup
+	for range 5 {
+		all.Go(func() {
+			rs, err := f.Execute(ctx, providers.Batch{VM: "vm-a", Fence: 7, Key: "one", Actions: []computer.Action{click(1), wait(1)}})
+			if err != nil || len(rs) != 2 {
+				t.Errorf("%+v, %v", rs, err)
+			}
+		})
+	}
+	all.Wait()
+	if n := len(w.fakes["fake-01"].EffectsOf("vm-a")); n != 2 {
+		t.Errorf("%d effects, want 2", n)
+	}
+}
+
+// What may have run in part is never an error by which nothing ran, whatever
+// the server called it.
+func TestUnknownIsNotNothing(t *testing.T) {
+	w := start(t, 1, 4)
+	f := w.open(t, 0)
+	if _, err := f.Create(t.Context(), providers.Spec{VM: "vm-a", Fence: 7}); err != nil {
+		t.Fatal(err)
+	}
+	w.fakes["fake-01"].OnCall(func(c providertest.Call) providertest.Injection {
+		if c.Method == "Action" && c.Index == 1 {
+			return providertest.Injection{Err: &computer.InvalidError{Code: events.CodeOutOfRange, Index: 1, Message: "no such place"}}
+		}
+		return providertest.Injection{}
+	})
+	_, err := f.Execute(t.Context(), providers.Batch{VM: "vm-a", Fence: 7, Actions: []computer.Action{click(1), click(2)}})
+	if n := len(w.fakes["fake-01"].EffectsOf("vm-a")); n != 1 {
+		t.Fatalf("%d effects, want 1", n)
+	}
+	if err == nil || providers.NothingRan(err) {
+		t.Errorf("one of two ran, and the error is %v", err)
+	}
+}
+
+// A create whose caller goes while it is published is taken back.
+func TestCreateGivenUpAsItIsSent(t *testing.T) {
+	w := start(t, 1, 4)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	js := &cutting{JetStream: w.connect("fleet"), sent: func(subject string) error {
+		if !strings.HasSuffix(subject, ".create") {
+			return nil
+		}
+		cancel()
+		return context.Canceled
+	}}
+	f, err := fleet.Open(t.Context(), fleet.Options{JS: js, Log: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.close(f)
+	if _, err := f.Create(ctx, providers.Spec{VM: "vm-a", Fence: 7}); !errors.Is(err, context.Canceled) {
+		t.Errorf("create: %v", err)
+	}
+	bucket, err := w.js.KeyValue(t.Context(), kv.BucketPlacements)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.until("it has ended", func() bool {
+		rec, _, err := kv.Get[kv.Placement](t.Context(), bucket, kv.VMKey("vm-a"))
+		return err == nil && rec.Phase == kv.Ended
+	})
+}
+
+// A sandbox is one tenant's, whoever names its id and fence.
+func TestCreateOfAnothersSandbox(t *testing.T) {
+	w := start(t, 1, 4)
+	f := w.open(t, 0)
+	spec := providers.Spec{VM: "vm-a", Fence: 7, Tenant: "acme"}
+	if _, err := f.Create(t.Context(), spec); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Create(t.Context(), spec); err != nil {
+		t.Errorf("its own again: %v", err)
+	}
+	spec.Tenant = "other"
+	if s, err := f.Create(t.Context(), spec); !errors.Is(err, providers.ErrConflict) {
+		t.Errorf("another tenant gets %+v, %v", s, err)
+	}
+}
+
+// A kill whose connection is closed says so.
+func TestKillOnAClosedConnection(t *testing.T) {
+	w := start(t, 1, 4)
+	js := w.connect("fleet")
+	f, err := fleet.Open(t.Context(), fleet.Options{JS: js, Log: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.close(f)
+	if _, err := f.Create(t.Context(), providers.Spec{VM: "vm-a", Fence: 7}); err != nil {
+		t.Fatal(err)
+	}
+	asked := make(chan struct{})
+	var once sync.Once
+	w.fakes["fake-01"].OnCall(func(c providertest.Call) providertest.Injection {
+		if c.Method != "Kill" {
+			return providertest.Injection{}
+		}
+		once.Do(func() { close(asked) })
+		return providertest.Injection{Err: providers.ErrUnavailable}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	killed := make(chan error, 1)
+	go func() { killed <- f.Kill(ctx, "vm-a") }()
+	<-asked
+	js.Conn().Close()
+	w.fakes["fake-01"].OnCall(nil)
+	if err := <-killed; !errors.Is(err, providers.ErrUnavailable) {
+		t.Errorf("kill: %v", err)
+	}
+}
+
+// A pause that somebody has taken back before its record said so is done.
+func TestPauseTakenBack(t *testing.T) {
+	w := start(t, 1, 4)
+	if _, err := w.open(t, 0).Create(t.Context(), providers.Spec{VM: "vm-a", Fence: 7}); err != nil {
+		t.Fatal(err)
+	}
+	f, err := fleet.Open(t.Context(), fleet.Options{JS: &cutting{JetStream: w.connect("fleet"), stale: &stale{}}, Log: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.close(f)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := f.Pause(ctx, "vm-a"); err != nil {
+		t.Errorf("pause: %v", err)
 	}
 }
 

@@ -44,6 +44,8 @@ func (f *Fleet) Create(ctx context.Context, spec providers.Spec) (providers.Sand
 		return providers.Sandbox{}, err
 	case rec.Phase == kv.Ended:
 		return providers.Sandbox{}, fmt.Errorf("%w: vm %s has ended: %s; an id lives once", providers.ErrConflict, spec.VM, rec.Outcome)
+	case spec.Tenant != "" && spec.Tenant != rec.Tenant:
+		return providers.Sandbox{}, fmt.Errorf("%w: vm %s is another tenant's", providers.ErrConflict, spec.VM)
 	case fenceOf(rec) != spec.Fence:
 		return providers.Sandbox{}, fmt.Errorf("%w: vm %s exists with fence %d", providers.ErrConflict, spec.VM, fenceOf(rec))
 	case rec.Phase == kv.Ready:
@@ -81,12 +83,13 @@ func (f *Fleet) Create(ctx context.Context, spec providers.Spec) (providers.Sand
 		return providers.Sandbox{}, err
 	}
 	defer stop()
+	var s providers.Sandbox
 	if rec.VMID == "" {
-		if err := f.request(ctx, tenant, events.Create, own, data); err != nil {
-			return providers.Sandbox{}, err
-		}
+		err = f.request(ctx, tenant, events.Create, own, data)
 	}
-	s, err := f.awaitReady(ctx, spec.VM, own, heard)
+	if err == nil {
+		s, err = f.awaitReady(ctx, spec.VM, own, heard)
+	}
 	if err != nil && (ctx.Err() != nil || errors.Is(err, errQueued)) && rec.VMID == "" {
 		if undo := f.undo(ctx, tenant, spec.VM, own); undo != nil {
 			err = errors.Join(err, undo)
@@ -252,7 +255,10 @@ func (f *Fleet) Kill(ctx context.Context, vm string) error {
 			return context.Cause(ctx)
 		case <-free:
 			return nil
-		case entry := <-w.Updates():
+		case entry, ok := <-w.Updates():
+			if !ok {
+				return unavailable(ctx, errors.New("the connection was closed"))
+			}
 			if entry == nil {
 				continue
 			}

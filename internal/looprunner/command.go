@@ -96,12 +96,11 @@ func (l *loop) publish(ctx context.Context, what string, once func(context.Conte
 // command sends a command and returns its result. known: an earlier owner may
 // have sent it, so its result is looked for first.
 func (l *loop) command(ctx context.Context, verb events.Verb, id events.Request, data events.Command, bound time.Duration, known bool) (*events.Finished, error) {
-	token := id.Token()
-	p := l.results.Expect(l.box.vm, token)
-	defer l.results.Forget(token)
+	p := l.results.Expect(l.box.vm, id.Token())
+	defer l.results.Forget(p)
 	if known {
 		for attempt := 0; ; attempt++ {
-			if err := l.results.Look(ctx, l.box.vm, token); err == nil {
+			if err := l.results.Look(ctx, p); err == nil {
 				break
 			}
 			if bus.Pause(ctx, attempt) != nil {
@@ -116,7 +115,7 @@ func (l *loop) command(ctx context.Context, verb events.Verb, id events.Request,
 		}
 		l.r.hook("sent:"+string(verb), l.id)
 	}
-	return l.results.Await(ctx, token, p, *data.Deadline, bound)
+	return l.results.Await(ctx, p, *data.Deadline, bound)
 }
 
 // act carries out the pending decision's actions: one attempt.
