@@ -69,6 +69,7 @@ const (
 	CodeVMIDInUse    = "vmIdInUse"             // the vm id names another sandbox, or did within 24 h
 	CodeWrongServer  = "wrongServer"           // the sandbox lives elsewhere; the message names where
 	CodeFenceStale   = "fenceStale"            // the fence names an earlier placement
+	CodePaused       = "paused"                // the sandbox is paused; resume it first
 	CodeDeadline     = "deadlineExceeded"      // not started in time
 	CodeUnsupported  = "unsupported"           // the sandbox cannot do this
 	CodeBusy         = "busy"                  // the sandbox's backlog is full

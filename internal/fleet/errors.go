@@ -24,6 +24,8 @@ func errorOf(f *computer.Fault) error {
 		err = providers.ErrNotFound
 	case events.CodeVMIDInUse:
 		err = providers.ErrConflict
+	case events.CodePaused:
+		err = providers.ErrPaused
 	case events.CodeFenceStale:
 		err = providers.ErrFenceStale
 	case events.CodeUnsupported:

@@ -22,12 +22,14 @@ const (
 	// maxUntaken bounds the commands in a row that no worker has taken: about
 	// five minutes.
 	maxUntaken = 4
+	// resumeTime is what a worker gives a resume.
+	resumeTime = 2 * time.Minute
 )
 
 // retryable: nothing ran, and the same may run later.
 func retryable(code string) bool {
 	switch code {
-	case events.CodeBusy, events.CodeDeadline, events.CodeUnavailable, events.CodeServerDown, events.CodeLeaseLost:
+	case events.CodeBusy, events.CodePaused, events.CodeDeadline, events.CodeUnavailable, events.CodeServerDown, events.CodeLeaseLost:
 		return true
 	}
 	return false
@@ -186,7 +188,7 @@ func (l *loop) untaken() error {
 // successor knows that the earlier ones are over.
 func (l *loop) retry(ctx context.Context, why computer.Fault) error {
 	s := &l.j.state
-	if err := l.sleep(ctx, attemptPause(s.attempt)); err != nil {
+	if err := l.rest(ctx, s.attempt, why.Code); err != nil {
 		return err
 	}
 	return l.j.append(l.held, events.LoopRetriedName, &events.LoopRetried{LoopEntry: events.LoopEntry{Step: s.pending.Step},
@@ -218,8 +220,25 @@ func (l *loop) observe(ctx context.Context) error {
 		if gone(fault.Code) || final || attempt >= maxAttempts {
 			return &verdict{events.LoopFailed, fault.Code, "observe: " + fault.Message}
 		}
-		if err := l.sleep(ctx, attemptPause(attempt)); err != nil {
+		if err := l.rest(ctx, attempt, fault.Code); err != nil {
 			return err
 		}
 	}
+}
+
+// rest waits before the next attempt, and resumes a sandbox that is paused: its
+// idle clock may have done that while the loop was. How that ends the next
+// attempt tells.
+func (l *loop) rest(ctx context.Context, attempt int, code string) error {
+	if err := l.sleep(ctx, attemptPause(attempt)); err != nil || code != events.CodePaused {
+		return err
+	}
+	l.log.Info("resuming the sandbox, which is paused", "vm", l.box.vm)
+	id, deadline, fence := l.observeID(attempt), time.Now().UTC().Add(events.DefaultDeadline), l.box.fence
+	id.ID += ".resume"
+	_, err := l.command(ctx, events.Resume, id, events.Command{Deadline: &deadline, Fence: &fence}, resumeTime, false)
+	if errors.Is(err, dispatch.ErrNotTaken) {
+		return nil
+	}
+	return err
 }

@@ -28,6 +28,8 @@
 //   - A question to a person is answered by a message stored after it, whoever
 //     runs the loop by then. After a pause, and after a takeover that took more
 //     than a minute, the model is shown a new picture.
+//   - A sandbox that was paused, by its idle clock or by somebody, is resumed when
+//     the loop needs it.
 //   - An unknown outcome goes to the model. It is never tried again blindly.
 //   - What ends a loop by its limits follows from the journal alone: usage, the
 //     price that started has, repeated screens and actions, the hosts shown. So

@@ -61,6 +61,48 @@ func (g *rig) worker(name string, fake *providertest.Fake) *service {
 	})
 }
 
+// A loop whose sandbox was paused by its idle clock, while the loop itself was
+// paused, resumes it and goes on.
+func TestPausedSandboxIsResumed(t *testing.T) {
+	bubbleWithout(t, func(g *rig) {
+		fake := providertest.NewFake(providertest.FakeOptions{ServerID: "fake-01", Recall: true, CheckFences: true})
+		services := []*service{g.scheduler("scheduler"), g.worker("worker", fake)}
+		a := g.runner("a", nil)
+		time.Sleep(10 * time.Second)
+		g.start("l", `[{"type":"type","text":"before"},{"type":"wait","seconds":5},{"type":"type","text":"after"}]`,
+			object{"sandbox": object{"idleTimeoutSeconds": 20, "idlePolicy": "pause"}})
+		g.until("l", "acted")
+		g.request(events.Pause, "p", object{"loopId": "l"})
+		g.until("l", "paused")
+		paused := func() bool {
+			s, err := fake.Provider().Get(g.t.Context(), vmOf("l"))
+			return err == nil && s.State == providers.Paused
+		}
+		for began := time.Now(); !paused(); time.Sleep(time.Second) {
+			if time.Since(began) > 2*time.Minute {
+				t.Fatal("the idle clock did not pause the sandbox")
+			}
+		}
+		g.request(events.Resume, "r", object{"loopId": "l"})
+		g.finished("l", events.LoopSucceeded, "")
+		var typed []string
+		for _, e := range fake.EffectsOf(vmOf("l")) {
+			if e.Action.Text != nil {
+				typed = append(typed, *e.Action.Text)
+			}
+		}
+		if fmt.Sprint(typed) != "[before after]" {
+			t.Errorf("typed %q", typed)
+		}
+		a.close()
+		for _, s := range services {
+			s.kill()
+			<-s.done
+		}
+		fake.Shutdown()
+	})
+}
+
 // The whole flow with the real scheduler and worker, one of each pair killed
 // in the middle: every act once, and the loops succeed.
 func TestRealFleetWithDeaths(t *testing.T) {

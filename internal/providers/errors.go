@@ -12,6 +12,8 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrConflict: the vm exists under another fence.
 	ErrConflict = errors.New("conflict")
+	// ErrPaused: the sandbox is paused, which is an ErrConflict too. Nothing ran.
+	ErrPaused = fmt.Errorf("the sandbox is paused; resume it first: %w", ErrConflict)
 	// ErrFenceStale: the server has seen a newer fence or epoch. Nothing ran.
 	ErrFenceStale = errors.New("fence is stale")
 	// ErrUnsupported: the backend cannot do this. Nothing ran.

@@ -265,6 +265,7 @@ func faultOf(err error) *computer.Fault {
 		{errStopping, events.CodeWorkerDied},
 		{errTimedOut, events.CodeTimeout},
 		{providers.ErrNotFound, events.CodeNotFound},
+		{providers.ErrPaused, events.CodePaused},
 		{providers.ErrConflict, events.CodeFenceStale},
 		{providers.ErrFenceStale, events.CodeFenceStale},
 		{providers.ErrUnsupported, events.CodeUnsupported},

@@ -33,7 +33,7 @@
 // RateLimitError, or ErrFull where it is about sandboxes at a time, 503 for
 // want of capacity ErrFull, 504 ErrTimeout, all else ErrUnavailable. Of a
 // sandbox's proxy 502 is looked into: gone is ErrLost, or ErrNotFound where
-// nothing had begun, paused ErrConflict, a closed port ErrUnavailable; 409, a sandbox in
+// nothing had begun, paused ErrPaused, a closed port ErrUnavailable; 409, a sandbox in
 // transition, is ErrConflict.
 //
 // # Failure window

@@ -105,7 +105,7 @@ func (p *Provider) explain(ctx context.Context, b *box, started bool, err error)
 		case started:
 			return fmt.Errorf("the sandbox broke off (it is %.20s now): %w: %w", d.State, err, providers.ErrUnavailable)
 		case d.State == "paused":
-			return fmt.Errorf("the sandbox is paused; resume it first: %w", providers.ErrConflict)
+			return providers.ErrPaused
 		case moving:
 			return fmt.Errorf("%w; try again: %w", err, providers.ErrConflict)
 		default:

@@ -285,7 +285,7 @@ func TestProxy(t *testing.T) {
 			w.WriteHeader(http.StatusNotFound)
 			fmt.Fprint(w, `{"code":404,"message":"none"}`)
 		}, providers.ErrNotFound, false},
-		"paused":     {`{"message":"The sandbox was not found","code":502}`, 502, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"sandboxID":"sbx1","state":"paused"}`) }, providers.ErrConflict, false},
+		"paused":     {`{"message":"The sandbox was not found","code":502}`, 502, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"sandboxID":"sbx1","state":"paused"}`) }, providers.ErrPaused, false},
 		"port":       {`{"message":"not open","port":49983,"code":502}`, 502, running, providers.ErrUnavailable, true},
 		"transition": {`{"message":"resuming","code":409}`, 409, running, providers.ErrConflict, false},
 		"another":    {`{"message":"?","code":502}`, 502, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"sandboxID":"sbx2","state":"running"}`) }, providers.ErrUnavailable, true},

@@ -280,7 +280,7 @@ func TestPause(t *testing.T) {
 	if got := state(); got != providers.Paused {
 		t.Errorf("paused, it is %s", got)
 	}
-	if _, err := b.Execute(t.Context(), b.batch(logs("paused"))); !errors.Is(err, providers.ErrConflict) || !strings.Contains(err.Error(), "resume it first") {
+	if _, err := b.Execute(t.Context(), b.batch(logs("paused"))); !errors.Is(err, providers.ErrPaused) || !strings.Contains(err.Error(), "resume it first") {
 		t.Errorf("a batch while it is paused: %v", err)
 	}
 	if list, err := p.List(t.Context()); err != nil || len(list) != 1 || list[0].State != providers.Paused {

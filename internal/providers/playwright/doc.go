@@ -59,7 +59,7 @@
 // before their guard is there, and does not say what it has lost.
 //
 // A pause waits up to 30 s for the calls under way; other calls meanwhile, and
-// in a paused sandbox, are ErrConflict, and nothing ran. Kill works at every
+// in a paused sandbox, are ErrPaused, and nothing ran. Kill works at every
 // moment. A page that hangs is kept by its address only. One that does not
 // answer when it is reopened (10 s), or gives no picture, holds up no resume; it
 // loads on, and the next resume tries again. What a page stores between the

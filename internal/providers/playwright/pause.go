@@ -19,7 +19,7 @@ const (
 )
 
 var (
-	errPaused = fmt.Errorf("the sandbox is paused; resume it first: %w", providers.ErrConflict)
+	errPaused = providers.ErrPaused
 	errHeld   = fmt.Errorf("the sandbox is being paused, resumed, kept or killed: %w", providers.ErrConflict)
 	errAtWork = fmt.Errorf("a call in the sandbox did not end in %s: %w", quietWithin, providers.ErrConflict)
 )

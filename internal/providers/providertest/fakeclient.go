@@ -240,6 +240,15 @@ func (f *Fake) box(vm string) (*fakeBox, error) {
 	return nil, notFound(vm)
 }
 
+// awake is box for calls that a paused sandbox refuses.
+func (f *Fake) awake(vm string) (*fakeBox, error) {
+	b, err := f.box(vm)
+	if err == nil && f.snapshot(b).State == providers.Paused {
+		return nil, fmt.Errorf("vm %s: %w", vm, providers.ErrPaused)
+	}
+	return b, err
+}
+
 func notFound(vm string) error { return fmt.Errorf("vm %s: %w", vm, providers.ErrNotFound) }
 
 func (f *Fake) snapshot(b *fakeBox) providers.Sandbox {

@@ -44,7 +44,7 @@ func (c *fakeClient) check(b *fakeBox, batch providers.Batch) ([]computer.Action
 // Execute runs a batch. With Recall on, a key that was seen before runs
 // nothing: it waits for that batch and answers the same.
 func (c *fakeClient) Execute(ctx context.Context, batch providers.Batch) ([]providers.Result, error) {
-	b, err := c.f.box(batch.VM)
+	b, err := c.f.awake(batch.VM)
 	if err != nil {
 		return nil, err
 	}
@@ -259,7 +259,7 @@ func (c *fakeClient) Recall(ctx context.Context, vm, key string) (providers.Reco
 // Observe does not wait for a batch that runs. The picture has one colour,
 // which follows from the number of actions that have changed the sandbox.
 func (c *fakeClient) Observe(ctx context.Context, vm string) (providers.View, error) {
-	b, err := c.f.box(vm)
+	b, err := c.f.awake(vm)
 	if err != nil {
 		return providers.View{}, err
 	}

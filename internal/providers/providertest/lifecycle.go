@@ -365,6 +365,10 @@ func (s *suite) pause(t *testing.T) {
 		}
 		state(providers.Paused)
 	}
+	_, err := b.try(ctx, at(computer.Move, 1, 1))
+	wantErr(t, "a batch in a paused sandbox", err, providers.ErrPaused)
+	_, err = s.p.Observe(ctx, b.vm)
+	wantErr(t, "a look at a paused sandbox", err, providers.ErrPaused)
 	if list, err := s.p.List(ctx); err != nil || !slices.ContainsFunc(list, func(o providers.Sandbox) bool { return o.VM == b.vm && o.State == providers.Paused }) {
 		t.Errorf("List: %+v, %v", list, err)
 	}
@@ -390,7 +394,7 @@ func (s *suite) pause(t *testing.T) {
 	if err := s.p.Kill(ctx, b.vm); err != nil {
 		t.Errorf("Kill of a paused sandbox: %v", err)
 	}
-	_, err := s.p.Get(ctx, b.vm)
+	_, err = s.p.Get(ctx, b.vm)
 	wantErr(t, "Get after that", err, providers.ErrNotFound)
 	wantErr(t, "Pause of an unknown vm", s.p.Pause(ctx, newVM()), providers.ErrNotFound)
 	wantErr(t, "Resume of an unknown vm", s.p.Resume(ctx, newVM()), providers.ErrNotFound)

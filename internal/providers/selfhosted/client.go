@@ -175,8 +175,11 @@ func problem(resp *http.Response, raw []byte) error {
 	case http.StatusNotFound:
 		return say(providers.ErrNotFound)
 	case http.StatusConflict:
-		if body.ErrorCode == "fence_stale" {
+		switch body.ErrorCode {
+		case "fence_stale":
 			return say(providers.ErrFenceStale)
+		case "paused":
+			return say(providers.ErrPaused)
 		}
 		return say(providers.ErrConflict)
 	case http.StatusGone:

@@ -13,7 +13,7 @@
 // that expires.
 //
 // Errors: 400 and 413 are ErrInvalid, 404 ErrNotFound, 409 ErrFenceStale or
-// ErrConflict (the vm is another placement's, or the sandbox is paused), 410 ErrLost, 429 a RateLimitError, 501 ErrUnsupported, 503 with
+// ErrConflict (the vm is another placement's) or ErrPaused, 410 ErrLost, 429 a RateLimitError, 501 ErrUnsupported, 503 with
 // sandbox_capacity_unavailable ErrFull, other faults of the server and of the
 // network ErrUnavailable, no answer in time ErrTimeout.
 //
