@@ -2,6 +2,7 @@ package sandboxd
 
 import (
 	"cmp"
+	"context"
 	"crypto/hmac"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -202,8 +203,11 @@ func (s *Server) hasKey(r *http.Request) bool {
 	return subtle.ConstantTimeCompare(sum[:], s.key[:]) == 1
 }
 
+// errLinkOver ends what a link has granted.
+var errLinkOver = &problem{http.StatusUnauthorized, "unauthorized", "the address is no longer valid: its time is up"}
+
 // withToken lets in who has the key, or a token for the live view with the
-// access that is asked for.
+// access that is asked for; then the request's context ends with what is granted.
 func (s *Server) withToken(h func(http.ResponseWriter, *http.Request, api.Access) error) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		q := r.URL.Query()
@@ -216,6 +220,11 @@ func (s *Server) withToken(h func(http.ResponseWriter, *http.Request, api.Access
 		}
 		if access != api.Look && access != api.Control {
 			return badInput("access: %s or %s", api.Look, api.Control)
+		}
+		if !s.hasKey(r) {
+			granted, cancel := context.WithDeadlineCause(r.Context(), time.Unix(expires, 0), errLinkOver)
+			defer cancel()
+			r = r.WithContext(granted)
 		}
 		return h(w, r, access)
 	}

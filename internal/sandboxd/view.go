@@ -122,7 +122,7 @@ func (s *Server) getRFB(w http.ResponseWriter, r *http.Request, access api.Acces
 	}
 	ws.SetReadLimit(maxInput)
 	s.log.Info("a viewer came", "sandbox", b.record().ID, "access", string(access))
-	err = s.relay(b, ws, conn, leave)
+	err = s.relay(r.Context(), b, ws, conn, leave)
 	s.log.Info("a viewer went", "sandbox", b.record().ID, "why", err)
 	return nil
 }
@@ -145,9 +145,9 @@ func (s *Server) dropError(err error) {
 }
 
 // relay copies between a viewer and the agent until one of them ends, or the
-// viewer must go. It returns why it ended, once the agent has hung up or its time
+// viewer must go, as when what it is granted ends. It returns why it ended, once the agent has hung up or its time
 // for that is over: x11vnc has then ended.
-func (s *Server) relay(b *box, ws *websocket.Conn, conn *viewConn, leave <-chan struct{}) error {
+func (s *Server) relay(granted context.Context, b *box, ws *websocket.Conn, conn *viewConn, leave <-chan struct{}) error {
 	sending, stop := context.WithCancelCause(context.Background())
 	defer stop(nil)
 	reading, stopReading := context.WithCancel(context.Background())
@@ -162,7 +162,7 @@ func (s *Server) relay(b *box, ws *websocket.Conn, conn *viewConn, leave <-chan 
 		over <- s.output(sending, ws, conn)
 		_, _ = io.Copy(io.Discard, conn) // until it hangs up
 	}()
-	reason := s.attend(sending, b, ws, leave, over)
+	reason := s.attend(granted, sending, b, ws, leave, over)
 	stop(reason)
 	s.dropError(conn.CloseWrite())
 	s.dropError(conn.SetReadDeadline(time.Now().Add(partWithin)))
@@ -178,7 +178,7 @@ func (s *Server) relay(b *box, ws *websocket.Conn, conn *viewConn, leave <-chan 
 }
 
 // attend notes that the sandbox is watched, until there is a reason to end that.
-func (s *Server) attend(ctx context.Context, b *box, ws *websocket.Conn, leave <-chan struct{}, over <-chan error) error {
+func (s *Server) attend(granted, ctx context.Context, b *box, ws *websocket.Conn, leave <-chan struct{}, over <-chan error) error {
 	pings := make(chan error, 1)
 	go func() { pings <- ping(ctx, ws) }()
 	tick := time.NewTicker(watchedEvery)
@@ -192,6 +192,8 @@ func (s *Server) attend(ctx context.Context, b *box, ws *websocket.Conn, leave <
 			return err
 		case err := <-pings:
 			return err
+		case <-granted.Done():
+			return context.Cause(granted)
 		case <-leave:
 			return errLeave
 		case <-b.gone:

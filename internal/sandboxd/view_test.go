@@ -3,6 +3,7 @@ package sandboxd
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -345,6 +347,33 @@ func TestViewRefused(t *testing.T) {
 	w.wantViewers(t, "vm-a", 0)
 	w.want(t, 204, "DELETE", path, nil)
 	w.want(t, 404, "GET", rfbOf(look), nil, noKey...)
+}
+
+// TestViewEndsWithItsLink: who has a link has a view no longer than that grants;
+// who has the key has it as long as they like.
+func TestViewEndsWithItsLink(t *testing.T) {
+	t.Parallel()
+	s := &Server{ctx: context.Background(), opts: Options{APIKey: testKey}, key: sha256.Sum256([]byte(testKey))}
+	soon := time.Now().Add(3 * time.Second).Unix()
+	q := url.Values{"access": {"control"}, "expires": {strconv.FormatInt(soon, 10)}, "token": {api.StreamToken(testKey, "vm-a", api.Control, soon)}}
+	for _, key := range []string{"", testKey} {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/?"+q.Encode(), nil)
+		r.SetPathValue("id", "vm-a")
+		r.Header.Set("X-API-Key", key)
+		over, leave := make(chan error, 1), make(chan struct{})
+		if key != "" {
+			over <- errLeft
+		}
+		err := s.withToken(func(_ http.ResponseWriter, r *http.Request, access api.Access) error {
+			if end, ends := r.Context().Deadline(); access != api.Control || ends != (key == "") || ends && end.Unix() != soon {
+				t.Errorf("key %q: %s until %v", key, access, end)
+			}
+			return s.attend(r.Context(), t.Context(), &box{s: s, gone: make(chan struct{})}, nil, leave, over)
+		})(httptest.NewRecorder(), r)
+		if want := map[string]error{"": errLinkOver, testKey: errLeft}[key]; !errors.Is(err, want) {
+			t.Errorf("key %q: it ended with %v", key, err)
+		}
+	}
 }
 
 // TestViewersAreBounded: ten come and eight are let in; the others are told why,
