@@ -26,6 +26,27 @@ func overtakes(it *item) bool {
 	return isCancel(it.msg.Subject()) || strings.HasSuffix(it.msg.Subject(), "."+string(events.Kill))
 }
 
+// target is the command that a cancel names, for item.names; "" where the cancel
+// is not to be carried out.
+func (t *tenure) target(it *item) string {
+	c, refused, err := t.decode(it)
+	if err != nil || refused != nil || time.Now().After(c.deadline) {
+		return ""
+	}
+	return named(c.VM, c.data.Command.Token())
+}
+
+func named(vm, token string) string { return vm + " " + token }
+
+// calledOff says why a command does not begin for which a cancel is here: as
+// soon as that is delivered, also where its own turn comes later.
+func (t *tenure) calledOff(c *command) *computer.Fault {
+	if c.Verb == events.Create || !t.kills.named(named(c.VM, c.token)) {
+		return nil
+	}
+	return faultOf(fmt.Errorf("%w before it ran", errCancelled))
+}
+
 // admitCancel lets a cancel run whatever its sandbox is: where the command has
 // ended with it there is nothing to do.
 func (t *tenure) admitCancel(_ context.Context, c *command) (*computer.Fault, error) {

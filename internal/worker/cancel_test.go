@@ -119,8 +119,8 @@ func TestCancelOfACreate(t *testing.T) {
 	})
 }
 
-// A cancel whose worker dies is carried out by the successor, and the command
-// is never run again.
+// A cancel whose worker dies is carried out by the successor, before that runs
+// any command, and what it names is never run.
 func TestCancelOutlivesItsWorker(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		a := w.start("a")
@@ -190,6 +190,25 @@ func TestCancelIsLeftToTheSuccessor(t *testing.T) {
 		}
 		w.once(c)
 		w.once(late)
+	})
+}
+
+// A command begins no more from the moment its cancel is delivered, whatever
+// keeps that from its turn.
+func TestCancelThatWaitsForItsTurn(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.start("a")
+		w.ready("vm-a")
+		before := w.publish("vm-a", events.Cancel, "before", cancelOf("never-sent"))
+		c := w.publish("vm-a", events.Cancel, "c", cancelOf("late"))
+		w.until("the first is at work", 10*time.Second, func() bool { return len(w.history(before)) > 0 })
+		late := w.publish("vm-a", events.Act, "late", act(click(1, 1)))
+		if f := w.await(late); f.Outcome != computer.Rejected || f.Error.Code != events.CodeCancelled {
+			t.Errorf("what it names: %+v", f)
+		}
+		if f := w.await(c); f.Outcome != computer.OK {
+			t.Errorf("cancel: %+v", f)
+		}
 	})
 }
 

@@ -156,6 +156,9 @@ func (t *tenure) admit(ctx context.Context, c *command) (*computer.Fault, error)
 	if t.killedAfter(c.VM, c.seq) {
 		return fault(events.CodeKilled, "vm %s was killed before this ran", c.VM), nil
 	}
+	if f := t.calledOff(c); f != nil {
+		return f, nil
+	}
 	if time.Now().After(c.deadline) {
 		return fault(events.CodeDeadline, "not started by %s", c.deadline.UTC().Format(time.RFC3339Nano)), nil
 	}

@@ -34,11 +34,12 @@ var errReconnected = errors.New("reconnected")
 // consume reads one consumer into lane until pulling ends. It resets the
 // consumer before it reads, after a gap, after a reconnect, and when the
 // consumer had to be made again, so that unfinished commands come in order.
-func (t *tenure) consume(pulling, work context.Context, spec bus.ConsumerSpec, lane *lanes) {
+// caughtUp is called when lane has all that was there before.
+func (t *tenure) consume(pulling, work context.Context, spec bus.ConsumerSpec, lane *lanes, caughtUp func()) {
 	log := t.log.With("consumer", spec.Durable)
 	for attempt := 0; pulling.Err() == nil; attempt++ {
 		began := time.Now()
-		err := t.consumeOnce(pulling, work, spec, lane)
+		err := t.consumeOnce(pulling, work, spec, lane, caughtUp)
 		if pulling.Err() != nil {
 			return
 		}
@@ -57,7 +58,7 @@ func (t *tenure) consume(pulling, work context.Context, spec bus.ConsumerSpec, l
 }
 
 // consumeOnce finds, resets and reads the consumer until something is wrong.
-func (t *tenure) consumeOnce(pulling, work context.Context, spec bus.ConsumerSpec, lane *lanes) error {
+func (t *tenure) consumeOnce(pulling, work context.Context, spec bus.ConsumerSpec, lane *lanes, caughtUp func()) error {
 	cons, known, err := t.consumer(pulling, spec)
 	if err != nil {
 		return err
@@ -70,6 +71,9 @@ func (t *tenure) consumeOnce(pulling, work context.Context, spec bus.ConsumerSpe
 		return fmt.Errorf("reset consumer: %w", err)
 	}
 	next := reset.Delivered.Consumer + 1
+	if reset.NumPending == 0 {
+		caughtUp()
+	}
 	expiry := t.w.pullExpiry()
 	msgs, err := cons.Messages(jetstream.PullMaxMessages(pullBatch), jetstream.PullExpiry(expiry), jetstream.PullHeartbeat(expiry/2))
 	if err != nil {
@@ -104,12 +108,16 @@ func (t *tenure) consumeOnce(pulling, work context.Context, spec bus.ConsumerSpe
 			switch path.Verb {
 			case events.Cancel:
 				key += cancelLane // a kill waits for none
+				it.names = t.target(it)
 			case events.Kill:
 				it.fresh = false // there is no backlog of them
 			}
 		}
 		if !lane.put(work, key, it) {
 			t.ack(it)
+		}
+		if meta.NumPending == 0 {
+			caughtUp()
 		}
 	}
 }

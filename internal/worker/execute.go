@@ -55,9 +55,12 @@ func (t *tenure) perform(ctx context.Context, c *command) verdict {
 
 // halted says why a command that is claimed must not begin after all.
 func (t *tenure) halted(ctx context.Context, c *command) *computer.Fault {
+	off := t.calledOff(c)
 	switch {
 	case t.killedAfter(c.VM, c.seq):
 		return fault(events.CodeKilled, "vm %s was killed before this ran", c.VM)
+	case off != nil:
+		return off
 	case ctx.Err() != nil:
 		return faultOf(fmt.Errorf("nothing ran: %w", context.Cause(ctx)))
 	case !t.lease.Trusted():

@@ -14,9 +14,10 @@ type item struct {
 	msg       jetstream.Msg
 	seq       uint64 // in the stream
 	published time.Time
-	fresh     bool // published since the consumer was read: counts for the backlog
-	busy      bool // over the backlog: to be rejected
-	acked     bool // finished; belongs to the item's handler
+	fresh     bool   // published since the consumer was read: counts for the backlog
+	busy      bool   // over the backlog: to be rejected; written under lanes.mu
+	names     string // of a cancel: the command that it ends
+	acked     bool   // finished; belongs to the item's handler
 
 	cancel context.CancelCauseFunc // of the run; nil while nothing runs; guarded by lanes.mu
 	token  string                  // of the command that runs; likewise
@@ -147,6 +148,18 @@ func (l *lanes) cancelRun(key, token string, cause error) {
 	if b := l.boxes[key]; b != nil && b.running != nil && b.running.cancel != nil && b.running.token == token {
 		b.running.cancel(cause)
 	}
+}
+
+// named reports whether an item is held that names this command.
+func (l *lanes) named(command string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, it := range l.held {
+		if it.names == command && !it.busy {
+			return true
+		}
+	}
+	return false
 }
 
 // waits returns the items that wait in a lane.

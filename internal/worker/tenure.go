@@ -120,8 +120,16 @@ func (t *tenure) serve(ctx, work context.Context) (handed bool) {
 	for {
 		specs := bus.ServerConsumers(t.server.ID, t.server.Config.MaxContainers)
 		i := slices.IndexFunc(specs, func(s bus.ConsumerSpec) bool { return s.Durable == bus.KillConsumer(t.server.ID) })
-		stopKills := t.pull(work, specs[i], t.kills)
-		stopCommands := t.pull(work, specs[1-i], t.commands)
+		stopKills, caughtUp := t.pull(work, specs[i], t.kills)
+		// What was cancelled while nobody served begins no more.
+		select {
+		case <-caughtUp:
+		case <-time.After(catchUpTime):
+			t.log.Warn("commands are served before all kills and cancels are known", "after", catchUpTime)
+		case <-ctx.Done():
+		case <-work.Done():
+		}
+		stopCommands, _ := t.pull(work, specs[1-i], t.commands)
 		select {
 		case <-ctx.Done():
 		case <-work.Done():
@@ -147,19 +155,22 @@ func (t *tenure) serve(ctx, work context.Context) (handed bool) {
 	}
 }
 
+// catchUpTime bounds the wait for the kills and cancels that are there already.
+const catchUpTime = 2 * time.Second
+
 // pull reads a consumer into a lane until stop is called, which waits for the
-// reader's end.
-func (t *tenure) pull(work context.Context, spec bus.ConsumerSpec, lane *lanes) (stop func()) {
+// reader's end. caughtUp is closed when the lane has what was there before.
+func (t *tenure) pull(work context.Context, spec bus.ConsumerSpec, lane *lanes) (stop func(), caughtUp <-chan struct{}) {
 	pulling, cancel := context.WithCancelCause(work)
-	done := make(chan struct{})
+	done, caught := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		t.consume(pulling, work, spec, lane)
+		t.consume(pulling, work, spec, lane, sync.OnceFunc(func() { close(caught) }))
 	}()
 	return func() {
 		cancel(errStopping)
 		<-done
-	}
+	}, caught
 }
 
 // drain lets what runs finish within the grace period and cancels it then.
