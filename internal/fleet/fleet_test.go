@@ -369,6 +369,34 @@ func TestCreateOfAnothersSandbox(t *testing.T) {
 	}
 }
 
+// What is being killed is nobody's new sandbox.
+func TestCreateOfWhatIsBeingKilled(t *testing.T) {
+	w := start(t, 1, 4)
+	f := w.open(t, 0)
+	spec := providers.Spec{VM: "vm-a", Fence: 7}
+	if _, err := f.Create(t.Context(), spec); err != nil {
+		t.Fatal(err)
+	}
+	ends := w.fakes["fake-01"].Inject("Kill", "vm-a", -1, providertest.Injection{Err: providers.ErrUnavailable})
+	killed := make(chan error, 1)
+	go func() { killed <- f.Kill(t.Context(), "vm-a") }()
+	bucket, err := w.js.KeyValue(t.Context(), kv.BucketPlacements)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.until("the kill is taken in", func() bool {
+		rec, _, err := kv.Get[kv.Placement](t.Context(), bucket, kv.VMKey("vm-a"))
+		return err == nil && rec.Ending != nil
+	})
+	if s, err := f.Create(t.Context(), spec); !errors.Is(err, providers.ErrConflict) {
+		t.Errorf("create: %+v, %v", s, err)
+	}
+	ends()
+	if err := <-killed; err != nil {
+		t.Errorf("kill: %v", err)
+	}
+}
+
 // A kill whose connection is closed says so.
 func TestKillOnAClosedConnection(t *testing.T) {
 	w := start(t, 1, 4)

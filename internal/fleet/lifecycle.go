@@ -48,6 +48,8 @@ func (f *Fleet) Create(ctx context.Context, spec providers.Spec) (providers.Sand
 		return providers.Sandbox{}, fmt.Errorf("%w: vm %s is another tenant's", providers.ErrConflict, spec.VM)
 	case fenceOf(rec) != spec.Fence:
 		return providers.Sandbox{}, fmt.Errorf("%w: vm %s exists with fence %d", providers.ErrConflict, spec.VM, fenceOf(rec))
+	case rec.Ending != nil:
+		return providers.Sandbox{}, fmt.Errorf("%w: vm %s is being ended: %s; an id lives once", providers.ErrConflict, spec.VM, rec.Ending.Outcome)
 	case rec.Phase == kv.Ready:
 		return handle(rec), nil
 	default:
