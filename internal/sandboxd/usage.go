@@ -162,13 +162,13 @@ var (
 // promise takes what is needed of what is free, until release; it must then show
 // in what is free, or not be needed any more. The error says how much is lacking.
 func (s *Server) promise(n need) (release func(), err error) {
-	memory, disk, err := s.free()
-	if err != nil {
-		return nil, err
-	}
 	r := &s.room
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	memory, disk, err := s.free() // under the lock: what is released meanwhile would be in neither sum
+	if err != nil {
+		return nil, err
+	}
 	if left := memory - r.memory; n.memory > left {
 		return nil, fmt.Errorf("%w: %d MiB are needed and %d MiB are left", errNoMemory, mib(n.memory), max(0, left>>20))
 	}

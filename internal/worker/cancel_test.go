@@ -284,3 +284,23 @@ func TestCancelOfASecondCopy(t *testing.T) {
 		t.Errorf("held %v, open %v, at work %v", at.commands.held, at.commands.open, at.claims)
 	}
 }
+
+// What was cancelled after it had run, before it was looked at, has run: that it
+// lacks its picture is said.
+func TestCancelBeforeTheLook(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.startWith(Options{Name: "a", Hook: func(p Point, _ string) {
+			if p == AfterExecute {
+				w.publish("vm-a", events.Cancel, "c", cancelOf("act"))
+				time.Sleep(time.Second) // in virtual time: the cancel is carried out meanwhile
+			}
+		}}, server1)
+		w.ready("vm-a")
+		data := act(click(1, 1))
+		data["observe"] = true
+		f := w.await(w.publish("vm-a", events.Act, "act", data))
+		if f.Outcome != computer.OK || f.Observation != nil || f.Error == nil || f.Error.Code != events.CodeNoPicture {
+			t.Errorf("%+v", f)
+		}
+	})
+}

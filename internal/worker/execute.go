@@ -93,6 +93,8 @@ func (t *tenure) act(ctx context.Context, c *command) verdict {
 		if oerr != nil && v.fault == nil {
 			v.fault = fault(events.CodeNoPicture, "the actions ran; the observation failed: %v", oerr)
 		}
+	} else if c.data.Observe && v.fault == nil {
+		v.fault = fault(events.CodeNoPicture, "the actions ran; it ended before it was looked: %v", context.Cause(ctx))
 	}
 	return v
 }
