@@ -2,11 +2,14 @@ package fleet_test
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -477,5 +480,71 @@ func TestNoFleet(t *testing.T) {
 	}
 	if _, err := f.Get(t.Context(), "vm-a"); !errors.Is(err, providers.ErrNotFound) {
 		t.Errorf("get: %v", err)
+	}
+}
+
+// errand is what a caller of the interface does: it makes a sandbox, looks and
+// acts in turn, and ends it. It returns what it was told.
+func errand(ctx context.Context, p providers.Provider, vm string) (told []string, err error) {
+	s, err := p.Create(ctx, providers.Spec{VM: vm, Fence: 5, Tenant: "acme"})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, p.Kill(ctx, vm)) }()
+	told = append(told, fmt.Sprint(s.VM, s.Fence, s.Tenant, s.State, s.Display, s.Capabilities))
+	for step := range 5 {
+		view, err := p.Observe(ctx, vm)
+		if err != nil {
+			return told, err
+		}
+		told = append(told, fmt.Sprintf("%x %v %q", sha256.Sum256(view.PNG), *view.Observation.Cursor, view.Observation.Title))
+		word := fmt.Sprint("step ", step)
+		results, err := p.Execute(ctx, providers.Batch{VM: vm, Fence: 5, Key: word, Actions: []computer.Action{
+			click(10 * step), {Type: computer.TypeText, Text: &word}, {Type: computer.Cursor}, {Type: computer.Screenshot},
+		}})
+		if err != nil {
+			return told, err
+		}
+		for _, r := range results {
+			told = append(told, fmt.Sprintf("%s %s %x", r.Outcome, r.Value, sha256.Sum256(r.Image)))
+		}
+	}
+	return told, nil
+}
+
+// The same errand is told the same, and does the same, on a provider directly
+// and on the fleet.
+func TestOneServerOrMany(t *testing.T) {
+	w := start(t, 3, 4)
+	direct := providertest.NewFake(providertest.FakeOptions{ServerID: "fake-01", Recall: true, CheckFences: true})
+	t.Cleanup(direct.Shutdown)
+	want, err := errand(t.Context(), direct.Provider(), "vm-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := errand(t.Context(), w.open(t, time.Minute), "vm-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("the fleet told\n%s\nthe provider\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	done := func(effects []providertest.Effect) string {
+		var out []string
+		for _, e := range effects {
+			raw, err := json.Marshal(e.Action)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, string(raw))
+		}
+		return strings.Join(out, " ")
+	}
+	all := ""
+	for _, f := range w.fakes {
+		all += done(f.EffectsOf("vm-a"))
+	}
+	if one := done(direct.EffectsOf("vm-a")); all != one || one == "" {
+		t.Errorf("the fleet did %s\nthe provider %s", all, one)
 	}
 }
