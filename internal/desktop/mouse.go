@@ -140,13 +140,17 @@ func (m *mouse) awaitUp(ctx context.Context, b byte) error {
 	if b > 5 { // the protocol's mask has five buttons
 		return m.s.sync()
 	}
-	for began := time.Now(); ; {
+	began := time.Now()
+	for asked := 0; ; asked++ {
 		p, err := xproto.QueryPointer(m.s.conn, m.s.root).Reply()
 		if err != nil {
 			return m.s.failed("query the buttons", err)
 		}
 		if p.Mask&(xproto.ButtonMask1<<(b-1)) == 0 || time.Since(began) > arriveWithin {
 			return nil
+		}
+		if asked < 20 { // each is a round trip, in which the window manager gets its turn
+			continue
 		}
 		if err := sleep(ctx, 100*time.Microsecond); err != nil {
 			return err
