@@ -63,6 +63,11 @@ const (
 // before keys follow it, in seconds.
 const settlePointer = "0.05"
 
+// clickRest is what a click waits, in milliseconds, after each release. A window
+// manager that looks at a press holds up what follows it, and a release that is
+// held up gets the place where the pointer is by then: it must not move on before.
+const clickRest = "50"
+
 // mostNew is how many characters that the layout lacks a step maps at once; an
 // X server's keymap has about eighteen unused keys.
 const mostNew = 12
@@ -195,10 +200,7 @@ func (pl *plan) mouse(i int, a computer.Action) ([]string, error) {
 	case computer.Move:
 		point(a.Point(), inputTime, nil)
 	case computer.Click:
-		click := []string{"click", "--delay", "0", buttonCodes[a.Button]} // the default is to wait 100 ms afterwards
-		if a.Count > 1 {
-			click = []string{"click", "--repeat", strconv.Itoa(a.Count), "--delay", "20", buttonCodes[a.Button]}
-		}
+		click := []string{"click", "--repeat", strconv.Itoa(max(a.Count, 1)), "--delay", clickRest, buttonCodes[a.Button]}
 		point(a.Point(), inputTime, around(mods, click))
 	case computer.Scroll:
 		var wheel []string
