@@ -50,7 +50,7 @@ var rules = []rule{
 		why: "a loop is retold from its journal alone, whoever thought in it and wherever it ran"},
 	{in: []string{"internal/sandboxd/...", "internal/desktop", "cmd/sandboxd"}, not: []string{"internal/bus", "internal/kv", "internal/events", "internal/program"},
 		why: "a self-hosted server is driven over HTTP and holds no key to the bus"},
-	{in: []string{"internal/...", "cmd/..."}, not: []string{"internal/sandboxd/firecracker/firecrackertest"}, why: "a stand-in for microVMs is for tests; no program ships it"},
+	{in: []string{"internal/...", "cmd/..."}, not: []string{"internal/sandboxd/firecracker/firecrackertest", "internal/providers/playwright/browsertest"}, why: "a stand-in for microVMs and a browser of a test are for tests; no program ships them"},
 	{in: []string{"internal/sandboxd/firecracker", "internal/sandboxd/jail", "internal/sandboxd/process"}, not: []string{"internal/desktop", "internal/sandboxd"},
 		why: "what holds a sandbox knows nothing of what runs inside; package sandboxd brings the two together"},
 	{in: []string{"internal/fleet", "internal/dispatch"}, not: append([]string{"internal/placement", "internal/program", "internal/registry", "internal/devstack"}, roles...),

@@ -22,7 +22,7 @@ import (
 	"berth/internal/computer"
 	"berth/internal/events"
 	"berth/internal/looprunner"
-	"berth/internal/providers/playwright"
+	"berth/internal/providers/playwright/browsertest"
 	"berth/internal/replay"
 )
 
@@ -116,37 +116,9 @@ func journal(t testing.TB) ([]looprunner.Entry, replay.Frames) {
 
 // browse opens a page in a real Chromium and returns what it asks for over
 // the network and what it complains of.
-func browse(t *testing.T, html []byte) (page pw.Page, seen func() (requests, complaints []string)) {
+func browse(t *testing.T, html []byte) (_ pw.Page, seen func() (requests, complaints []string)) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	if err := playwright.EnsureDriver(ctx, nil); err != nil {
-		t.Fatal(err)
-	}
-	chromium, err := playwright.FindBrowser()
-	if err != nil {
-		t.Fatal(err)
-	}
-	driver, err := pw.Run(&pw.RunOptions{SkipInstallBrowsers: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := driver.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	sandbox := os.Geteuid() != 0
-	browser, err := driver.Chromium.Launch(pw.BrowserTypeLaunchOptions{ExecutablePath: &chromium, ChromiumSandbox: &sandbox, Args: []string{"--disable-gpu", "--disable-background-networking"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := browser.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	page, err = browser.NewPage(pw.BrowserNewPageOptions{Viewport: &pw.Size{Width: 900, Height: 900}})
+	page, err := browsertest.Start(t).NewPage(pw.BrowserNewPageOptions{Viewport: &pw.Size{Width: 900, Height: 900}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,7 +27,7 @@ import (
 	pw "github.com/mxschmitt/playwright-go"
 
 	"berth/api"
-	"berth/internal/providers/playwright"
+	"berth/internal/providers/playwright/browsertest"
 )
 
 // link makes a link through the API and returns its path.
@@ -586,35 +586,7 @@ type testBrowser struct{ pw.Browser }
 
 func startBrowser(t *testing.T) *testBrowser {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	if err := playwright.EnsureDriver(ctx, nil); err != nil {
-		t.Fatal(err)
-	}
-	chromium, err := playwright.FindBrowser()
-	if err != nil {
-		t.Fatal(err)
-	}
-	driver, err := pw.Run(&pw.RunOptions{SkipInstallBrowsers: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := driver.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	sandbox := os.Geteuid() != 0
-	browser, err := driver.Chromium.Launch(pw.BrowserTypeLaunchOptions{ExecutablePath: &chromium, ChromiumSandbox: &sandbox, Args: []string{"--disable-gpu", "--disable-background-networking"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := browser.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return &testBrowser{browser}
+	return &testBrowser{browsertest.Start(t)}
 }
 
 // viewPageOf is the live view, open.

@@ -65,6 +65,11 @@ func (s *suite) mouse(t *testing.T, b *box) {
 			t.Errorf("click at the last pixel: %s", list(c))
 		}
 	})
+}
+
+// movement is what the pointer does between and beside clicks.
+func (s *suite) movement(t *testing.T, b *box) {
+	page := b.opened(t)
 	// https://github.com/Mudlet/Mudlet/issues/9870
 	t.Run("S9 moving to where the pointer is", func(t *testing.T) {
 		started := time.Now()

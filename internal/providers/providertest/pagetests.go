@@ -11,14 +11,14 @@ import (
 func (s *suite) pageTests() map[string]func(*testing.T) {
 	if s.opts.Window {
 		return map[string]func(*testing.T){
-			"pointer":   s.together(map[string]func(*testing.T, *box){"mouse": s.mouse, "drags": s.drags, "scroll": s.scroll}),
+			"pointer":   s.together(map[string]func(*testing.T, *box){"mouse": s.mouse, "movement": s.movement, "drags": s.drags, "scroll": s.scroll}),
 			"keys":      s.together(map[string]func(*testing.T, *box){"keyboard": s.keyboard, "typing": s.typing, "editing and clipboard": s.editing, "release": s.release}),
 			"pictures":  s.pictures,
 			"isolation": s.isolation,
 		}
 	}
 	return map[string]func(*testing.T){
-		"pointer": s.together(map[string]func(*testing.T, *box){"mouse": s.mouse, "drags": s.drags, "scroll": s.scroll}),
+		"pointer": s.together(map[string]func(*testing.T, *box){"mouse": s.mouse, "movement": s.movement, "drags": s.drags, "scroll": s.scroll}),
 		"keys": s.together(map[string]func(*testing.T, *box){
 			"keyboard": s.keyboard, "typing": s.typing, "editing and clipboard": s.editing, "release": s.release, "batch": s.batch,
 		}),
