@@ -60,6 +60,10 @@ func (s *suite) pictures(t *testing.T) {
 	page := b.oracle.page()
 	b.do(t, opening(page.url))
 	t.Run("S7 after open", func(t *testing.T) {
+		if s.opts.Window { // open waits until the screen is at rest, which it also is while a slow page comes
+			eventually(t, "the page is in the picture", func() bool { return isColour(decode(t, b.observe(t).PNG), 300, 440, padColour) })
+			return
+		}
 		if img := decode(t, b.observe(t).PNG); !isColour(img, 300, 440, padColour) {
 			t.Errorf("the page is not in the picture: %v", img.At(300, 440))
 		}
